@@ -1,0 +1,48 @@
+"""Elastic training harness for Hydra and Lightning: runs that survive their machines.
+
+Importing this package imports neither torch nor Lightning; ``ElasticStrategy`` does, when it is asked for. Where
+Lightning is imported already, ``Trainer(strategy="elastic")`` works from here on.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from elastic_harness.config import (
+    CheckpointConfig,
+    ElasticConfig,
+    ObjectiveConfig,
+    RendezvousConfig,
+    RestartConfig,
+)
+from elastic_harness.errors import ClusterError, ConfigError, HarnessError, Stopped, TrainingFailed
+
+if TYPE_CHECKING:
+    from elastic_harness.strategy import ElasticStrategy
+
+__all__ = [
+    "CheckpointConfig",
+    "ClusterError",
+    "ConfigError",
+    "ElasticConfig",
+    "ElasticStrategy",
+    "HarnessError",
+    "ObjectiveConfig",
+    "RendezvousConfig",
+    "RestartConfig",
+    "Stopped",
+    "TrainingFailed",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "ElasticStrategy":
+        from elastic_harness.strategy import ElasticStrategy
+
+        return ElasticStrategy
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+if "pytorch_lightning" in sys.modules:
+    from elastic_harness.strategy import ElasticStrategy

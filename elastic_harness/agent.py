@@ -1,0 +1,310 @@
+"""The agent: one a node, in the process that called ``fit()``; starts, watches and restarts the local workers.
+
+It is torch's ``LocalElasticAgent`` (rendezvous, ranks, life cycle) with three parts replaced: workers are forked from
+the zygote, their end is noticed at once instead of by polling, and a failed generation is followed by another one
+only if the restart policy says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.events.api import Event, EventSource
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+
+from elastic_harness import zygote
+from elastic_harness.display import Display
+from elastic_harness.errors import ConfigError, Stopped, TrainingFailed
+from elastic_harness.events import Timeline
+from elastic_harness.local_worker import LocalWorker
+from elastic_harness.messages import (
+    EXIT_MISSING_MAIN_GUARD,
+    Assignment,
+    Evaluated,
+    Finished,
+    Raised,
+    Resumed,
+    Saved,
+)
+from elastic_harness.process_state import ProcessState
+from elastic_harness.restart import Failure, RestartPolicy
+from elastic_harness.run_folder import RunFolder
+
+log = logging.getLogger(__name__)
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+# How long a failure that looks like the consequence of another one waits for that other one to show.
+_CULPRIT_SECONDS = 2.0
+# How long a worker that has finished may take to leave.
+_FAREWELL_SECONDS = 5.0
+
+
+class ElasticAgent(LocalElasticAgent):
+    """Runs one function in a group of workers, generation after generation.
+
+    ``run()`` returns when all workers finished. ``output`` then holds what rank 0 sent; ``generation``, ``step`` and
+    ``world_size`` say how far it is, at any time.
+
+    Args:
+        spec: torch's description of the worker group; its ``max_restarts`` is not used.
+        payload: pickle of ``(trainer, function, args, kwargs)``.
+        state: what every worker takes over from this process.
+        policy: decides about failures.
+        folder: the run's folder.
+        timeline: takes the events; None keeps none (evaluation is not part of the run's story).
+        display: shows the progress.
+        modules: what the zygote imports beforehand.
+        resume_from: checkpoint to start from when the run has none of its own.
+
+    Raises (from ``run``):
+        TrainingFailed: the policy does not allow another generation.
+        Stopped: a signal asked this process to stop.
+    """
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        *,
+        payload: bytes,
+        state: ProcessState,
+        policy: RestartPolicy,
+        folder: RunFolder,
+        timeline: Timeline | None,
+        display: Display,
+        modules: tuple[str, ...],
+        resume_from: str | None,
+    ) -> None:
+        super().__init__(spec, DefaultLogsSpecs(), start_method="forkserver")
+        self.output: bytes | None = None
+        self.failures: list[Failure] = []
+        self.generation = folder.next_generation() - 1
+        self.step = 0
+        self._payload = zygote.context().RawArray(ctypes.c_char, len(payload))
+        ctypes.memmove(self._payload, payload, len(payload))
+        self._state = state
+        self._policy = policy
+        self._folder = folder
+        self._timeline = timeline
+        self._display = display
+        self._modules = modules
+        self._resume_from = resume_from
+        self._locals: list[LocalWorker] = []
+        self._stop_signal: int | None = None
+        self._wake_reader, self._wake_writer = zygote.context().Pipe(duplex=False)
+
+    @property
+    def world_size(self) -> int:
+        """Number of workers of the current generation on all nodes."""
+        return self._worker_group.workers[0].world_size
+
+    # -- life cycle ----------------------------------------------------------------------------------------------
+
+    def run(self, role: str = "default") -> RunResult:
+        with self._stop_on_signals():
+            result: RunResult = super().run(role)
+        return result
+
+    def _invoke_run(self, role: str = "default") -> RunResult:
+        group = self._worker_group
+        self._initialize_workers(group)
+        while True:
+            result = self._monitor_workers(group)
+            self._display.update([each.progress for each in self._locals])
+            if self._stop_signal is not None:
+                raise Stopped(self._stop_signal)
+            if result.state is WorkerState.SUCCEEDED:
+                return result
+            if result.state is WorkerState.FAILED:
+                self._restart_or_fail(group)
+
+    def _restart_or_fail(self, group: WorkerGroup) -> None:
+        failure = self._first_failure()
+        self.failures.append(failure)
+        self._record("worker_failed", rank=failure.rank, cause=failure.describe(), log=failure.log)
+        self._stop_workers(group)
+        decision = self._policy.decide(self.failures)
+        if not decision.restart:
+            raise TrainingFailed(_last_words(failure, decision.reason))
+        self._display.restarting(failure, decision)
+        self._initialize_workers(group)
+
+    # -- starting ------------------------------------------------------------------------------------------------
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        zygote.start(self._modules)
+        self.generation += 1
+        logs = self._folder.log_folder(self.generation)
+        self._locals = [
+            LocalWorker.start(self._assignment(each, worker_group, logs), self._payload, self._state)
+            for each in worker_group.workers
+        ]
+        workers = [
+            {"rank": each.assignment.rank, "pid": each.pid, "node": os.uname().nodename} for each in self._locals
+        ]
+        self._record("generation_started", workers=workers, restart=bool(self.failures))
+        return {each.assignment.local_rank: each.pid for each in self._locals}
+
+    def _assignment(self, member: Worker, group: Any, logs: Path) -> Assignment:
+        return Assignment(
+            generation=self.generation,
+            rank=member.global_rank,
+            local_rank=member.local_rank,
+            world_size=member.world_size,
+            local_world_size=group.spec.local_world_size,
+            node_rank=group.group_rank,
+            num_nodes=group.group_world_size,
+            store_host=group.master_addr,
+            store_port=group.master_port,
+            checkpoint_dir=str(self._folder.checkpoints),
+            log_path=str(logs / f"rank_{member.global_rank}.log"),
+            resume_from=self._resume_from,
+        )
+
+    # -- watching ------------------------------------------------------------------------------------------------
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        """Wait for news of the workers, at most ``monitor_interval`` seconds, and take it in."""
+        pending = [each for each in self._locals if each.finished is None and each.raised is None]
+        news: list[Connection | int] = [self._wake_reader]
+        news += [each.connection for each in pending]
+        news += [each.process.sentinel for each in pending]
+        wait(news, timeout=worker_group.spec.monitor_interval)
+        # What a dead worker sent is complete, so who is dead is asked first.
+        dead = [each for each in pending if not each.process.is_alive()]
+        for each in pending:
+            self._read(each)
+        self.step = max(self.step, *(each.progress.step for each in self._locals))
+        if all(each.finished for each in self._locals):
+            for each in self._locals:
+                each.process.join(_FAREWELL_SECONDS)
+            ranks = [each.assignment.rank for each in self._locals]
+            return RunResult(WorkerState.SUCCEEDED, return_values=dict.fromkeys(ranks))
+        failed = any(each.raised for each in pending) or any(not each.finished for each in dead)
+        return RunResult(WorkerState.FAILED if failed else WorkerState.HEALTHY)
+
+    def _read(self, source: LocalWorker) -> None:
+        for message in source.messages():
+            match message:
+                case Resumed(checkpoint, step):
+                    lost = max(self.step - step, 0) if self.failures else 0
+                    self.step = step
+                    self._display.resumed(checkpoint, step)
+                    if checkpoint is not None or self.failures:
+                        self._record("resumed", checkpoint=checkpoint, steps_lost=lost)
+                case Saved(checkpoint, step):
+                    self.step = max(self.step, step)
+                    self._record("checkpoint_saved", checkpoint=checkpoint)
+                case Evaluated():
+                    self._display.evaluated(message)
+                case Raised():
+                    source.raised = message
+                case Finished(output):
+                    source.finished = message
+                    if source.assignment.rank == 0:
+                        self.output = output
+
+    def _first_failure(self) -> Failure:
+        """The failure that the others of this generation only follow from."""
+        deadline = time.monotonic() + _CULPRIT_SECONDS
+        while True:
+            ended = [each for each in self._locals if each.raised or not each.process.is_alive()]
+            running = [each for each in self._locals if each not in ended]
+            for each in self._locals:
+                self._read(each)
+            failures = [self._failure_of(each) for each in ended if not each.finished]
+            causes = [failure for failure, consequence in failures if not consequence]
+            if causes:
+                return causes[0]
+            if not running or time.monotonic() > deadline:
+                return failures[0][0]
+            wait([each.process.sentinel for each in running], timeout=0.05)
+
+    def _failure_of(self, source: LocalWorker) -> tuple[Failure, bool]:
+        """What ended a worker, and whether that only came of another one's end."""
+        rank, log = source.assignment.rank, source.assignment.log_path
+        common: dict[str, Any] = {"step": self.step, "made_progress": self.step > 0, "log": log}
+        raised = source.raised
+        if raised is not None and raised.exit_code is None:
+            failure = Failure(
+                rank, "exception", raised.name, raised.message, raised.place,
+                permanent=raised.permanent, traceback=raised.traceback, **common,
+            )  # fmt: skip
+            return failure, raised.consequence
+        code = raised.exit_code if raised is not None else source.process.exitcode
+        assert code is not None
+        if code == EXIT_MISSING_MAIN_GUARD:
+            raise ConfigError(_MISSING_MAIN_GUARD)
+        if code == zygote.EXIT_CODE_OF_ORPHANS and not zygote.is_alive():
+            return Failure(None, "zygote", "", **common), False
+        if code < 0:
+            return Failure(rank, "signal", signal.Signals(-code).name, exit_code=code, **common), False
+        return Failure(rank, "exit", "", exit_code=code, **common), False
+
+    # -- stopping ------------------------------------------------------------------------------------------------
+
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        for each in self._locals:
+            each.kill()
+            each.connection.close()
+        self._locals = []
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
+        self._stop_workers(self._worker_group)
+
+    @contextlib.contextmanager
+    def _stop_on_signals(self) -> Iterator[None]:
+        """While it lasts, a stop signal is only noted, and wakes the agent; what ignored it goes on to."""
+
+        def note(signum: int, _: object) -> None:
+            self._stop_signal = signum
+            self._wake_writer.send_bytes(b"")
+
+        before: dict[int, Callable[..., Any] | int | None] = {}
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        for number in STOP_SIGNALS if in_main_thread else ():
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                before[number] = signal.signal(number, note)
+        try:
+            yield
+        finally:
+            for signum, handler in before.items():
+                signal.signal(signum, handler)
+
+    # -- reporting -----------------------------------------------------------------------------------------------
+
+    def _record(self, event: str, **details: Any) -> None:
+        log.info("generation %s, step %s: %s %s", self.generation, self.step, event, details)
+        if self._timeline is not None:
+            self._timeline.record(
+                event, generation=self.generation, step=self.step, world_size=self.world_size, **details
+            )
+
+    def _construct_event(self, state: str, source: EventSource, *_: Any, **__: Any) -> Event:
+        # torch's looks up this machine's full name in the DNS for every event, and nobody reads them.
+        return Event(f"torchelastic.worker.status.{state}", source=source)
+
+
+_MISSING_MAIN_GUARD = (
+    'The script calls fit() outside of `if __name__ == "__main__":`. Every worker imports the script, so that line '
+    'is needed: put what builds the Trainer and calls fit() below `if __name__ == "__main__":`.'
+)
+
+
+def _last_words(failure: Failure, reason: str) -> str:
+    parts = [failure.traceback.rstrip(), f"{failure.describe()} ({reason})"]
+    if failure.log:
+        parts.append(f"full log: {failure.log}")
+    return "\n".join(part for part in parts if part)

@@ -1,0 +1,200 @@
+"""From a checked run to Lightning's objects: module, data module, Trainer.
+
+Imports torch and Lightning. CUDA is never initialised here: this process becomes the agent, and forks nothing
+that could use a context of its own; devices are only counted.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from hydra.errors import InstantiationException
+from hydra.utils import instantiate
+from pytorch_lightning.callbacks import Callback
+from pytorch_lightning.loggers import Logger
+
+from elastic_harness.config import RunConfig, to_yaml
+from elastic_harness.display import Display
+from elastic_harness.errors import ConfigError, HarnessError
+from elastic_harness.spelling import unknown
+from elastic_harness.strategy import ElasticStrategy
+from elastic_harness.targets import check_targets, takes_argument
+
+_INPUT_ERRORS = (ValueError, TypeError, FileNotFoundError)
+
+
+def build(run: RunConfig) -> tuple[pl.LightningModule, pl.LightningDataModule, pl.Trainer]:
+    """The module, the data module and the Trainer of a run.
+
+    A data module may have a method ``check(model)``, which raises ValueError or FileNotFoundError if the data
+    are not there or do not fit the model. Weights are made here, from the seed: all workers start from the same.
+
+    Raises:
+        ConfigError: a ``_target_`` or one of its arguments is wrong, or the data are.
+    """
+    check_targets(run)
+    pl.seed_everything(run.seed, workers=True, verbose=False)
+    model = _model(run)
+    data = _instance("data", run.data, pl.LightningDataModule)
+    callbacks = [_instance(f"callbacks.{name}", node, Callback) for name, node in run.callbacks.items()]
+    logger = _instance("logger", run.logger, Logger) if run.logger else False
+    check = getattr(data, "check", None)
+    if callable(check):
+        with _input_errors("data", run.data["_target_"]):
+            check(model)
+    return model, data, _trainer(run, callbacks, logger)
+
+
+def objective(run: RunConfig, trainer: pl.Trainer) -> float | None:
+    """The number the run is judged by, or None if ``objective.metric`` is null.
+
+    Raises:
+        HarnessError: the module has not logged that metric.
+    """
+    name = run.objective.metric
+    if name is None:
+        return None
+    logged = trainer.callback_metrics
+    if name not in logged:
+        raise HarnessError(f"objective.metric={name} was not logged: {unknown(name, logged, 'Logged')}")
+    return float(logged[name])
+
+
+def introduce(run: RunConfig, model: pl.LightningModule, data: pl.LightningDataModule, trainer: pl.Trainer) -> None:
+    """Print what is about to run, and how to resume it."""
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    workers = trainer.num_devices
+    named = any(override.startswith(("run_id=", "hydra.run.dir=")) for override in sys.argv)
+    resume = shlex.join(["python", *sys.argv, *([] if named else [f"run_id={run.run_id}"])])
+    facts = {
+        "experiment": run.experiment or "none",
+        "data": getattr(data, "description", type(data).__name__),
+        "model": f"{getattr(model, 'description', type(model).__name__)}, {weights:,} weights",
+        "world": f"1 node with {workers} worker{'s' * (workers > 1)} on {trainer.strategy.root_device.type}",
+        "run folder": run.run_dir,
+        "resume with": resume,
+    }
+    Display().header(facts)
+
+
+def worker_count(run: RunConfig) -> int:
+    """Workers on this node, as ``elastic.nproc_per_node`` says.
+
+    Raises:
+        ConfigError: ``gpu`` on a machine without one.
+    """
+    asked = run.elastic.nproc_per_node
+    gpus = 0 if run.trainer.get("accelerator") == "cpu" else torch.cuda.device_count()
+    if asked == "gpu" and not gpus:
+        raise ConfigError(
+            "elastic.nproc_per_node=gpu needs a GPU, and none is visible: use auto or a number, and see that "
+            "trainer.accelerator is not cpu and CUDA_VISIBLE_DEVICES is not empty."
+        )
+    if asked == "gpu":
+        return gpus
+    if asked == "cpu":
+        return len(os.sched_getaffinity(0))
+    return max(gpus, 1) if asked == "auto" else int(asked)
+
+
+def _model(run: RunConfig) -> pl.LightningModule:
+    target = run.model["_target_"]
+    given: dict[str, Any] = {}
+    for key in ("optimizer", "scheduler"):
+        node = getattr(run, key)
+        if node is not None and takes_argument(target, key):
+            given[key] = _instance(key, node)
+    with _input_errors("model", target):
+        # A partial first: what the call itself raises then comes out as it is.
+        factory = instantiate({**run.model, "_partial_": True}, _convert_="all")
+        model = factory(**given)
+    checked: pl.LightningModule = _of_type("model", target, model, pl.LightningModule)
+    return checked
+
+
+def _trainer(run: RunConfig, callbacks: list[Callback], logger: Logger | bool) -> pl.Trainer:
+    accelerators = {"cpu": "cpu", "gpu": "gpu"}
+    devices = worker_count(run)
+    arguments = {"accelerator": "auto", **instantiate(run.trainer, _convert_="all")}
+    if arguments["accelerator"] == "auto":
+        arguments["accelerator"] = accelerators.get(run.elastic.nproc_per_node, "auto")
+    strategy = ElasticStrategy(
+        elastic=run.elastic,
+        rendezvous=run.rendezvous,
+        restart=run.restart,
+        checkpoint=run.checkpoint,
+        objective=run.objective,
+        run_dir=run.run_dir,
+        resume=run.resume,
+        config_yaml=to_yaml(run),
+    )
+    with _input_errors("trainer", "pytorch_lightning.Trainer"), _quiet():
+        return pl.Trainer(
+            **arguments,
+            devices=devices,
+            strategy=strategy,
+            logger=logger,
+            callbacks=callbacks,
+            default_root_dir=run.run_dir,
+            enable_progress_bar=False,
+            enable_checkpointing=False,
+        )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Leave out what Lightning says of every Trainer: devices it did not find, packages to buy, arguments given."""
+    loggers = [logging.getLogger(name) for name in ("pytorch_lightning", "lightning_fabric")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _instance(key: str, node: Mapping[str, Any], kind: type[Any] | None = None) -> Any:
+    with _input_errors(key, node["_target_"]):
+        made = instantiate(dict(node), _convert_="all")
+    return made if kind is None else _of_type(key, node["_target_"], made, kind)
+
+
+def _of_type(key: str, target: str, made: Any, kind: type[Any]) -> Any:
+    if not isinstance(made, kind):
+        raise ConfigError(
+            f"{key}._target_={target} must make a {kind.__name__}, and makes a {type(made).__name__}: "
+            f"name a subclass of pytorch_lightning's {kind.__name__}."
+        )
+    return made
+
+
+@contextmanager
+def _input_errors(key: str, target: str) -> Iterator[None]:
+    """Errors about a value become a ConfigError that names the key; others are bugs, and stay as they are."""
+    try:
+        yield
+    except InstantiationException as error:
+        cause: BaseException = error
+        while isinstance(cause, InstantiationException) and cause.__cause__ is not None:
+            cause = cause.__cause__
+        if isinstance(cause, (*_INPUT_ERRORS, InstantiationException)):
+            raise ConfigError(_about(key, target, cause)) from error
+        raise cause from None
+    except _INPUT_ERRORS as error:
+        raise ConfigError(_about(key, target, error)) from error
+
+
+def _about(key: str, target: str, error: BaseException) -> str:
+    text = str(error)
+    # A module may name its own key, as in `data.root=/x does not exist: ...`.
+    return text if text.startswith((f"{key}.", f"{key}=")) else f"{key} ({target}) cannot be made: {text}"

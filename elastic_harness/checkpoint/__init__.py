@@ -1,0 +1,1 @@
+"""Checkpoints: their files and the callback that writes them."""

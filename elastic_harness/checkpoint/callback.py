@@ -1,0 +1,118 @@
+"""The callback that decides when a checkpoint is due and which ones stay."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.callbacks import Checkpoint
+
+from elastic_harness.checkpoint import files
+from elastic_harness.config import CheckpointConfig, ObjectiveConfig
+
+
+class ElasticCheckpoint(Checkpoint):
+    """Writes a checkpoint every ``every_n_steps`` optimizer steps, after the last one, and when the objective improved.
+
+    The harness adds it to every Trainer by itself. A checkpoint that falls due just before a validation is
+    written after it: Lightning does not make up for a validation that was pending in the state it resumes.
+
+    Args:
+        folder: where the files go.
+        config: how often, and how many to keep.
+        objective: the metric that ``keep_best`` goes by.
+    """
+
+    def __init__(self, folder: Path, config: CheckpointConfig, objective: ObjectiveConfig) -> None:
+        self._folder = folder
+        self._config = config
+        self._objective = objective
+        self._scores: dict[str, float] = {}
+        self._saved_step = -1
+        self.on_saved: Callable[[Path, int], None] | None = None
+
+    @property
+    def best_model_path(self) -> str:
+        """Path of the checkpoint with the best objective; empty if there is none."""
+        best = self._ranked()
+        return str(self._folder / best[0]) if best else ""
+
+    @property
+    def best_model_score(self) -> float | None:
+        """The objective of ``best_model_path``."""
+        best = self._ranked()
+        return self._scores[best[0]] if best else None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"scores": dict(self._scores)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._scores = dict(state_dict["scores"])
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._saved_step = trainer.global_step
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self._due(trainer) and not _validation_follows(trainer):
+            self._save(trainer, "step")
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.sanity_checking or trainer.state.fn != "fit":
+            return
+        self._keep_if_best(trainer)
+        if self._due(trainer):
+            self._save(trainer, "step")
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.global_step > self._saved_step or files.newest(self._folder) is None:
+            self._save(trainer, "step")
+
+    def _due(self, trainer: pl.Trainer) -> bool:
+        every = self._config.every_n_steps
+        return every > 0 and trainer.global_step // every > self._saved_step // every
+
+    def _save(self, trainer: pl.Trainer, kind: files.Kind) -> None:
+        step = self._saved_step = trainer.global_step
+        path = files.path_for(self._folder, kind, step)
+        # Every rank takes part in making the state (a metric may synchronise); one writes it.
+        checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        if trainer.is_global_zero:
+            files.write(checkpoint, path)
+            self._prune()
+            if self.on_saved is not None:
+                self.on_saved(path, step)
+
+    def _keep_if_best(self, trainer: pl.Trainer) -> None:
+        metric = self._objective.metric
+        if metric is None or self._config.keep_best == 0 or metric not in trainer.callback_metrics:
+            return
+        score = float(trainer.callback_metrics[metric])
+        if math.isnan(score):
+            return
+        name = files.path_for(self._folder, "best", trainer.global_step).name
+        self._scores[name] = score
+        kept = self._ranked()[: self._config.keep_best]
+        self._scores = {key: self._scores[key] for key in kept}
+        if name in kept:
+            self._save(trainer, "best")
+
+    def _ranked(self) -> list[str]:
+        sign = -1.0 if self._objective.direction == "max" else 1.0
+        return sorted(self._scores, key=lambda name: (sign * self._scores[name], name))
+
+    def _prune(self) -> None:
+        steps = files.list_checkpoints(self._folder, "step")
+        files.prune(self._folder, "step", steps[-self._config.keep_last :])
+        files.prune(self._folder, "best", [self._folder / name for name in self._scores])
+
+
+def _validation_follows(trainer: pl.Trainer) -> bool:
+    """Whether Lightning will validate before the next training batch."""
+    loop = trainer.fit_loop
+    assert loop._data_fetcher is not None
+    return loop.epoch_loop._should_check_val_fx(loop._data_fetcher)

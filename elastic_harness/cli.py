@@ -1,0 +1,51 @@
+"""The console script: ``elastic-harness list``. torch is not imported here."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from elastic_harness.errors import ConfigError, HarnessError
+from elastic_harness.recipes import list_experiments
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; the exit code."""
+    parser = argparse.ArgumentParser(prog="elastic-harness", description="Tools around elastic training runs.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("list", help="list the experiments and recipes of this project")
+    parser.parse_args(arguments)
+    try:
+        sys.stdout.write(listing(find_project(Path.cwd())))
+    except HarnessError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    return 0
+
+
+def find_project(start: Path) -> Path:
+    """The folder itself or the nearest parent that has ``train.py`` and ``conf``.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    for folder in (start, *start.parents):
+        if (folder / "train.py").is_file() and (folder / "conf").is_dir():
+            return folder
+    raise ConfigError(
+        f"{start} is not inside a project, a folder with train.py and conf: change to the project's folder."
+    )
+
+
+def listing(project: Path) -> str:
+    """A line for each experiment, and one more for what it is."""
+    lines: list[str] = []
+    for experiment in list_experiments(project):
+        recipe = f" (recipe {experiment.recipe})" if experiment.recipe else ""
+        lines.append(f"{experiment.name}{recipe}")
+        lines.append(f"    {experiment.command or f'python train.py +experiment={experiment.name}'}")
+        if experiment.description:
+            lines.append(f"    {experiment.description}")
+    return "\n".join(lines) + "\n" if lines else "No experiments in conf/experiment or recipes/*/experiment.\n"

@@ -1,0 +1,256 @@
+"""The typed schema of every configuration group, and the strict way from a composed config to it.
+
+Neither torch nor Lightning is imported here: a mistake is found in about a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+from omegaconf import DictConfig, OmegaConf
+
+from elastic_harness.annotations import fits, spelt
+from elastic_harness.errors import ConfigError
+from elastic_harness.resolving import ABSENT, dotted_keys, plain_values
+from elastic_harness.rules import broken_rules, lost_header, mapping_rules, range_hint
+from elastic_harness.spelling import shown, unknown
+
+_Schema = TypeVar("_Schema")
+
+
+@dataclass
+class ElasticConfig:
+    """How many nodes and workers take part.
+
+    Args:
+        min_nodes: smallest number of nodes to train with.
+        max_nodes: largest number of nodes to train with.
+        nproc_per_node: workers a node: a number, ``gpu`` (one a GPU), ``cpu`` (one a core), or ``auto``
+            (one a GPU, or one worker where there is none).
+        num_threads: CPU threads of one worker; null shares the node's cores evenly among its workers.
+        monitor_interval: seconds between two looks at the workers' progress. A worker's death is noticed
+            at once, whatever this is.
+    """
+
+    min_nodes: int = 1
+    max_nodes: int = 1
+    nproc_per_node: Any = "auto"
+    num_threads: int | None = None
+    monitor_interval: float = 0.1
+
+
+@dataclass
+class RendezvousConfig:
+    """How the nodes of a run find each other.
+
+    Args:
+        backend: ``c10d``: the first node hosts the store; nothing to install.
+        endpoint: ``host:port`` of the store; needed with more than one node only.
+        join_timeout: seconds to wait for ``elastic.min_nodes`` nodes.
+        local_addr: address under which the other nodes reach this one; null uses the loopback address on
+            one node, and this machine's own name otherwise.
+    """
+
+    backend: str = "c10d"
+    endpoint: str | None = None
+    join_timeout: float = 600.0
+    local_addr: str | None = None
+
+
+@dataclass
+class RestartConfig:
+    """Which failures are retried.
+
+    Args:
+        policy: ``on_failure`` (any failure, within the budget) or ``never``.
+        max_restarts: restarts allowed in the whole run; 0 means none.
+    """
+
+    policy: str = "on_failure"
+    max_restarts: int = 10
+
+
+@dataclass
+class CheckpointConfig:
+    """When checkpoints are written and which are kept.
+
+    Args:
+        dir: folder of the checkpoints; null is ``checkpoints`` in the run folder.
+        every_n_steps: optimizer steps between two checkpoints; 0 writes only the last one.
+        keep_last: newest checkpoints to keep.
+        keep_best: checkpoints with the best ``objective`` to keep.
+    """
+
+    dir: str | None = None
+    every_n_steps: int = 50
+    keep_last: int = 2
+    keep_best: int = 1
+
+
+@dataclass
+class ObjectiveConfig:
+    """The one number the run is judged by.
+
+    Args:
+        metric: a name the module logs, for example ``val/top1``; null: there is none.
+        direction: ``max`` or ``min``.
+    """
+
+    metric: str | None = None
+    direction: str = "max"
+
+
+@dataclass
+class RunConfig:
+    """A whole run, as ``parse`` returns it.
+
+    ``model``, ``data``, ``optimizer``, ``scheduler``, ``logger`` and each of ``callbacks`` are plain
+    dictionaries with a ``_target_``; ``trainer`` holds arguments of ``pytorch_lightning.Trainer``.
+    """
+
+    run_id: str
+    run_dir: str
+    experiment: str | None
+    seed: int = 42
+    resume: str = "auto"
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    elastic: ElasticConfig = field(default_factory=ElasticConfig)
+    rendezvous: RendezvousConfig = field(default_factory=RendezvousConfig)
+    restart: RestartConfig = field(default_factory=RestartConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    model: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
+    optimizer: dict[str, Any] | None = None
+    scheduler: dict[str, Any] | None = None
+    trainer: dict[str, Any] = field(default_factory=dict)
+    logger: dict[str, Any] | None = None
+    callbacks: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+SCHEMAS: dict[str, type[Any]] = {
+    "objective": ObjectiveConfig,
+    "elastic": ElasticConfig,
+    "rendezvous": RendezvousConfig,
+    "restart": RestartConfig,
+    "checkpoint": CheckpointConfig,
+}
+"""The groups owned by the harness: no other key is accepted in them."""
+
+_SET_BY_THE_HARNESS = ("run_dir", "experiment")
+_OPTIONAL_TARGETS = ("optimizer", "scheduler", "logger")
+
+
+def parse(cfg: DictConfig, run_dir: str, experiment: str | None) -> RunConfig:
+    """The composed config, resolved and checked; nothing past this function sees a ``DictConfig``.
+
+    Only names and values are judged here, so neither torch nor the recipe is imported. The arguments of the
+    ``_target_``s are checked by ``elastic_harness.targets.check_targets``.
+
+    Args:
+        cfg: the job's config, without Hydra's own node.
+        run_dir: the run folder.
+        experiment: name of the chosen experiment, if any.
+
+    Raises:
+        ConfigError: with every mistake that was found.
+    """
+    generated = str(OmegaConf.to_container(cfg, resolve=False).get("run_id", "")).startswith("${")  # type: ignore[union-attr]
+    values, problems = plain_values(cfg)
+    allowed = allowed_keys("")
+    bad: set[str] = set()
+
+    for key in [key for key in values if key not in allowed]:
+        value = values.pop(key)
+        if key == "experiment":
+            problems.append(lost_header(value, experiment))
+        else:
+            problems.append(_unknown_key(key, value, allowed, values))
+
+    run = RunConfig(run_id="", run_dir=run_dir, experiment=experiment)
+    for key, schema in SCHEMAS.items():
+        setattr(run, key, _typed(schema, values.pop(key, {}), f"{key}.", problems, bad))
+    problems += mapping_rules(values, bad)
+    top: dict[str, Any] = {key: values[key] for key in ("run_id", "seed", "resume") if key in values}
+    _fill(run, top, "", problems, bad)
+    for key in ("model", "data", "trainer", "callbacks"):
+        value = values.get(key)
+        setattr(run, key, _without_absent(value) if isinstance(value, dict) else {})
+    run.callbacks = {name: value for name, value in run.callbacks.items() if isinstance(value, dict)}
+    for key in _OPTIONAL_TARGETS:
+        value = values.get(key)
+        setattr(run, key, _without_absent(value) if isinstance(value, dict) else None)
+
+    problems += broken_rules(run, bad, run_id_given=not generated)
+    if problems:
+        raise ConfigError(problems)
+    if run.resume not in ("auto", "never"):
+        run.resume = str(Path(run.resume).absolute())
+    return run
+
+
+def allowed_keys(group: str) -> list[str]:
+    """The keys of a group owned by the harness, or of the top level (``""``); none for any other group."""
+    schema = SCHEMAS.get(group) if group else RunConfig
+    return [f.name for f in fields(schema) if f.name not in _SET_BY_THE_HARNESS] if schema else []
+
+
+def to_dict(run: RunConfig) -> dict[str, Any]:
+    """The run as plain dictionaries, as ``config.yaml`` in the run folder holds it."""
+    return asdict(run)
+
+
+def to_yaml(run: RunConfig) -> str:
+    """The run as YAML, in the order of the schema."""
+    return OmegaConf.to_yaml(OmegaConf.create(to_dict(run)))
+
+
+def _typed(schema: type[_Schema], values: Any, prefix: str, problems: list[str], bad: set[str]) -> _Schema:
+    group = schema()
+    if not isinstance(values, dict):
+        key = prefix.removesuffix(".")
+        if values is not ABSENT:
+            problems.append(
+                f"{key}={shown(values)} must be a mapping: give its keys, for example "
+                f"{prefix}{fields(schema)[0].name}=VALUE, and see that the folder conf/{key} is there."  # type: ignore[arg-type]
+            )
+        bad.update(f"{prefix}{f.name}" for f in fields(schema))  # type: ignore[arg-type]
+        return group
+    _fill(group, values, prefix, problems, bad)
+    return group
+
+
+def _fill(group: Any, values: Mapping[str, Any], prefix: str, problems: list[str], bad: set[str]) -> None:
+    """Set the fields of a dataclass instance; what is wrong is listed, and its key put into ``bad``."""
+    hints = get_type_hints(type(group))
+    allowed = [f.name for f in fields(group)]
+    for key, value in values.items():
+        path = f"{prefix}{key}"
+        if value is ABSENT:
+            bad.add(path)
+        elif key not in allowed:
+            problems.append(f"{path}={shown(value)} is not a key: {unknown(str(key), allowed)}")
+        elif not fits(value, hints[key]):
+            bad.add(path)
+            expected = spelt(hints[key])
+            problems.append(f"{path}={shown(value)} must be {expected}: {range_hint(path, value, expected)}")
+        else:
+            setattr(group, key, value)
+
+
+def _unknown_key(key: str, value: Any, allowed: list[str], values: Mapping[str, Any]) -> str:
+    inner = [name for name in dotted_keys(dict(values)) if name.rpartition(".")[2] == key]
+    if inner:
+        return f"{key}={shown(value)} is not a top-level key: did you mean {' or '.join(inner)}?"
+    return f"{key}={shown(value)} is not a top-level key: {unknown(str(key), allowed)}"
+
+
+def _without_absent(node: Any) -> Any:
+    """The plain node without the values that did not resolve (each is a problem of its own already)."""
+    if isinstance(node, dict):
+        return {key: _without_absent(value) for key, value in node.items() if value is not ABSENT}
+    if isinstance(node, list):
+        return [_without_absent(value) for value in node if value is not ABSENT]
+    return node

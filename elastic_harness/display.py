@@ -1,0 +1,106 @@
+"""What a run shows in the terminal of the process that started it.
+
+One progress bar that survives restarts where the output is a terminal; elsewhere a line for each validation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from elastic_harness.messages import Evaluated, Phase
+from elastic_harness.messages import Progress as WorkerProgress
+from elastic_harness.restart import Decision, Failure
+
+if TYPE_CHECKING:
+    from elastic_harness.result import Result
+    from elastic_harness.run_folder import RunFolder
+
+
+class Display:
+    """Prints a run's course.
+
+    Args:
+        console: where to; the default is stdout.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(soft_wrap=True, markup=False, highlight=False)
+        self._bar: Progress | None = None
+        self._task = TaskID(0)
+        self._pending_restart = ""
+
+    def line(self, text: str) -> None:
+        """Print one line above the progress bar."""
+        self._console.print(text)
+
+    def header(self, facts: Mapping[str, str]) -> None:
+        """Print what is about to run, a line a fact."""
+        width = max(map(len, facts))
+        for name, value in facts.items():
+            self.line(f"  {name:<{width}}  {value}")
+
+    @contextlib.contextmanager
+    def progress(self) -> Iterator[None]:
+        """Show the progress bar while it lasts, if the output is a terminal."""
+        if not self._console.is_terminal:
+            yield
+            return
+        columns = (
+            TextColumn("epoch {task.fields[epoch]}"),
+            BarColumn(),
+            TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
+            TextColumn("{task.fields[state]}"),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=self._console, auto_refresh=False, transient=True) as self._bar:
+            self._task = self._bar.add_task("", total=None, epoch=0, state="starting", visible=False)
+            try:
+                yield
+            finally:
+                self._bar = None
+
+    def update(self, workers: Sequence[WorkerProgress]) -> None:
+        """Show how far the workers are."""
+        if self._bar is None or not workers:
+            return
+        first = workers[0]
+        training = first.phase == Phase.TRAINING and first.step > 0
+        state = f"loss {first.loss:.3f}" if training else Phase(first.phase).name.lower()
+        total = first.total_steps if first.total_steps > 0 else None
+        fields: dict[str, Any] = {"epoch": first.epoch, "state": state}
+        self._bar.update(self._task, completed=first.step, total=total, visible=total is not None, **fields)
+        self._bar.refresh()
+
+    def restarting(self, failure: Failure, decision: Decision) -> None:
+        """Note a failure that is followed by another generation."""
+        self._pending_restart = f"{decision.reason}: {failure.describe()} at step {failure.step}"
+
+    def resumed(self, checkpoint: str | None, step: int) -> None:
+        """Say where a generation starts, unless it is a fresh start."""
+        source = f"step {step} ({Path(checkpoint).name})" if checkpoint else "the beginning"
+        if self._pending_restart:
+            self.line(f"{self._pending_restart}; going on from {source}")
+            self._pending_restart = ""
+        elif checkpoint:
+            self.line(f"resuming from {source}")
+
+    def evaluated(self, message: Evaluated) -> None:
+        """Print the metrics of a validation."""
+        metrics = "  ".join(f"{name} {value:.4g}" for name, value in message.metrics.items())
+        self.line(f"epoch {message.epoch}  step {message.step}  {metrics}")
+
+    def summary(self, result: Result, folder: RunFolder) -> None:
+        """Print how the run ended."""
+        metrics = "  ".join(f"{name} {value:.4g}" for name, value in result.metrics.items())
+        self.line(
+            f"{result.status}: {result.step} steps in {result.wall_seconds:.0f} s, "
+            f"{result.restarts} restart{'s' * (result.restarts != 1)}, "
+            f"{result.steps_lost} steps trained again  {metrics}".rstrip()
+        )
+        self.line(f"run folder: {folder.path}")

@@ -1,0 +1,211 @@
+"""The wrapper around train.py: finds the config, runs Hydra, and turns every ending into an exit code.
+
+    train.py -> hydra_entry -> hydra.main -> job (once, or once a point of a sweep) -> the user's train(cfg)
+
+This is the one border where exceptions become messages. Hydra would print its own and exit with 1; it lets
+them through when ``HYDRA_FULL_ERROR`` is set, so that is set while Hydra runs, and taken back for the job.
+torch is not imported here.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import secrets
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from elastic_harness import hydra_messages, recipes, zygote
+from elastic_harness.base_60 import base_60_numbers
+from elastic_harness.config import RunConfig, parse
+from elastic_harness.errors import ConfigError, HarnessError, Stopped
+from elastic_harness.new_folders import remove_new_empty_folders
+from elastic_harness.run_folder import RunFolder
+
+_FULL_ERROR = "HYDRA_FULL_ERROR"
+_INTERRUPTED = 130
+
+
+class _JobFailed(Exception):  # noqa: N818  (an outcome that has been reported already)
+    """Tells Hydra's sweeper that a job failed, after its message was shown."""
+
+
+def hydra_entry(train: Callable[[DictConfig], float | None]) -> Callable[[], None]:
+    """Turn ``train(cfg)`` into the program: config in ``conf`` beside its file, recipes, exit codes.
+
+    The process ends with 0 (finished), 1 (failed), 2 (bad configuration or input), 129, 130, 143 (stopped) or
+    144 (cluster trouble); see ``elastic_harness.errors``. In a sweep a failed job is reported with its
+    overrides, the others run, and the exit code is that of the first one that failed.
+    """
+
+    @functools.wraps(train)
+    def main() -> None:
+        project = Path(inspect.getfile(train)).resolve().parent
+        try:
+            code = _run(train, project)
+        finally:
+            zygote.stop()
+        sys.exit(code)
+
+    return main
+
+
+def parse_job(cfg: DictConfig) -> RunConfig:
+    """``parse`` for a config that Hydra just composed: the run folder and the experiment come from Hydra.
+
+    A job of a sweep gets its number behind the ``run_id``, or two jobs would meet in one rendezvous.
+
+    Raises:
+        ConfigError: with every mistake that was found.
+    """
+    hydra_cfg = HydraConfig.get()
+    run_dir = hydra_cfg.runtime.output_dir
+    problems = base_60_numbers(hydra_cfg)
+    if not os.access(run_dir, os.W_OK):
+        problems.append(f"hydra.run.dir={run_dir} must be writable: choose another with hydra.run.dir=PATH.")
+    try:
+        run = parse(cfg, run_dir, hydra_cfg.runtime.choices.get("experiment"))
+    except ConfigError as error:
+        named = {problem.partition("=")[0] for problem in problems}
+        others = [problem for problem in error.problems if problem.partition("=")[0] not in named]
+        raise ConfigError([*problems, *others]) from None
+    if problems:
+        raise ConfigError(problems)
+    if hydra_cfg.mode == RunMode.MULTIRUN:
+        run.run_id = f"{run.run_id}-{hydra_cfg.job.num}"
+    return run
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run that was there already, and finished.
+
+    Args:
+        objective: the number it is judged by, if it has one.
+    """
+
+    objective: float | None
+
+
+def already_finished(run: RunConfig) -> Finished | None:
+    """Say so if the run folder holds a finished run, which is then left as it is."""
+    result = RunFolder(Path(run.run_dir)).finished(run)
+    if result is None:
+        return None
+    print(  # noqa: T201
+        f"The run in {run.run_dir} has finished after {result['step']} steps: raise trainer.max_epochs to train on, "
+        "or use resume=never to start over."
+    )
+    return Finished(result["metrics"].get(run.objective.metric))
+
+
+def new_run_id() -> str:
+    """A name no other run has: the time, and a few random letters for two starts in one second."""
+    return f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{secrets.token_hex(3)}"
+
+
+def register_resolvers() -> None:
+    """The resolver behind ``run_id: ${new_run_id:}``; one config gets one id however often it is read."""
+    OmegaConf.register_new_resolver("new_run_id", new_run_id, use_cache=True, replace=True)
+
+
+def _run(train: Callable[[DictConfig], float | None], project: Path) -> int:
+    failed: list[int] = []
+
+    @functools.wraps(train)
+    def job(cfg: DictConfig) -> float | None:
+        with _environment(_FULL_ERROR, before.get(_FULL_ERROR)):
+            return _job(train, cfg, failed)
+
+    before = dict(os.environ)
+    start = hydra.main(version_base="1.3", config_path=str(project / "conf"), config_name="config")(job)
+    try:
+        recipes.register(project)
+        register_resolvers()
+        with _environment(_FULL_ERROR, "1"):
+            start()
+    except _JobFailed:
+        pass  # Reported when it happened.
+    except Stopped as stopped:
+        return stopped.exit_code
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except HarnessError as error:
+        return _report(error)
+    except (HydraException, OmegaConfBaseException, YAMLError, ValueError, OSError) as error:
+        return _report(hydra_messages.explained(error, project, sys.argv[1:]))
+    return failed[0] if failed else 0
+
+
+def _job(train: Callable[[DictConfig], float | None], cfg: DictConfig, failed: list[int]) -> float | None:
+    """One job. Its failure is shown here, once; only a sweeper hears of it, which may have a use for it."""
+    hydra_cfg = HydraConfig.get()
+    sweep = hydra_cfg.mode == RunMode.MULTIRUN
+    if sweep:
+        _say(f"Job {hydra_cfg.job.num}: {' '.join(hydra_cfg.overrides.task)}")
+    try:
+        return train(cfg)
+    except HarnessError as error:
+        code = _report(error)
+        if isinstance(error, ConfigError):
+            remove_new_empty_folders(Path(hydra_cfg.runtime.output_dir))
+    except SystemExit as error:
+        # Hydra would end the whole sweep. Lightning's own end on SIGTERM is a SystemExit, too.
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if isinstance(error.code, str):
+            _say(error.code)
+    except Exception:
+        traceback.print_exc()
+        code = 1
+    if code:
+        failed.append(code)
+    if code and sweep:
+        _say(f"Job {hydra_cfg.job.num} failed with exit code {code}.")
+        raise _JobFailed(f"job {hydra_cfg.job.num} failed with exit code {code}")
+    return None
+
+
+def _report(error: HarnessError) -> int:
+    if isinstance(error, ConfigError) and len(error.problems) > 1:
+        _say("\n".join(f"- {problem}" for problem in error.problems))
+    else:
+        _say(str(error))
+    return error.exit_code
+
+
+def _say(text: str) -> None:
+    sys.stdout.flush()
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+@contextmanager
+def _environment(name: str, value: str | None) -> Iterator[None]:
+    """One environment variable set (or, with None, unset) for a while."""
+    before = os.environ.get(name)
+    _set(name, value)
+    try:
+        yield
+    finally:
+        _set(name, before)
+
+
+def _set(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value

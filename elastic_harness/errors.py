@@ -1,0 +1,61 @@
+"""Every error the harness raises on purpose, and the exit code each one ends the process with.
+
+HarnessError                1
++-- ConfigError             2    bad configuration or input; no worker was started
++-- TrainingFailed          1    failed for good: permanent error, crash loop, restart budget spent
++-- ClusterError            144  rendezvous lost or timed out; the same command may be tried again
+Stopped (BaseException)     128 + signal: stopped from outside, resumable
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+
+
+class HarnessError(Exception):
+    """Base of all errors with a message meant for the user: it is shown without a traceback."""
+
+    exit_code = 1
+
+
+class ConfigError(HarnessError):
+    """One or more mistakes in the configuration or the input data.
+
+    Args:
+        problems: one sentence a mistake, each naming the key, the value, the rule and the fix.
+    """
+
+    exit_code = 2
+
+    def __init__(self, problems: str | Sequence[str]) -> None:
+        self.problems = [problems] if isinstance(problems, str) else list(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class TrainingFailed(HarnessError):  # noqa: N818  (it is an outcome, and reads as one)
+    """The workers failed and the restart policy does not allow another generation."""
+
+    exit_code = 1
+
+
+class ClusterError(HarnessError):
+    """The rendezvous was lost or timed out."""
+
+    exit_code = 144
+
+
+class Stopped(BaseException):
+    """A signal asked the run to stop; it can be resumed.
+
+    A BaseException, since Hydra stores every Exception of a job and goes on with the sweep, and since
+    Lightning turns a KeyboardInterrupt into exit code 1.
+
+    Args:
+        signum: the signal that was received.
+    """
+
+    def __init__(self, signum: int) -> None:
+        self.signal = signal.Signals(signum)
+        self.exit_code = 128 + signum
+        super().__init__(f"stopped by {self.signal.name}")

@@ -1,0 +1,67 @@
+"""The timeline of a run: one JSON object a line in ``events.jsonl``, in the order things happened.
+
+Written by the agents only. Each line is one ``write`` to a file opened for appending, so that the lines of
+several nodes on a shared folder never mix.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+
+class Timeline:
+    """Appends events to a file and reads them back.
+
+    Args:
+        path: the file; it is made with the first event.
+        node: name of this node, written into every line.
+    """
+
+    def __init__(self, path: Path, node: str) -> None:
+        self.path = path
+        self._node = node
+
+    def record(
+        self, event: str, *, generation: int | None, step: int | None, world_size: int | None, **details: Any
+    ) -> None:
+        """Append one event.
+
+        Args:
+            event: its name, for example ``worker_failed``.
+            generation: the worker group it belongs to, counted from 0; None before the first.
+            step: optimizer steps finished when it happened, if known.
+            world_size: number of workers of that generation.
+            details: anything else that JSON can hold.
+        """
+        line = {
+            "event": event,
+            "time": time.time(),
+            "node": self._node,
+            "generation": generation,
+            "step": step,
+            "world_size": world_size,
+            **details,
+        }
+        handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            os.write(handle, (json.dumps(line) + "\n").encode())
+        finally:
+            os.close(handle)
+
+    def read(self, event: str | None = None) -> Iterator[dict[str, Any]]:
+        """All events so far, or those of one name; a line cut short by a crash is left out."""
+        if not self.path.exists():
+            return
+        with self.path.open() as lines:
+            for line in lines:
+                try:
+                    entry = json.loads(line)
+                except json.JSONDecodeError:
+                    continue
+                if event is None or entry["event"] == event:
+                    yield entry

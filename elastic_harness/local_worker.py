@@ -1,0 +1,70 @@
+"""The agent's handle on one worker process of its node."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
+
+import psutil
+
+from elastic_harness import worker, zygote
+from elastic_harness.messages import Assignment, Finished, Message, Progress, Raised, as_message
+from elastic_harness.process_state import ProcessState
+
+
+@dataclass
+class LocalWorker:
+    """A worker process of this node and what is known of it."""
+
+    assignment: Assignment
+    process: ForkServerProcess
+    connection: Connection
+    progress: Progress
+    finished: Finished | None = None
+    raised: Raised | None = None
+
+    @classmethod
+    def start(cls, assignment: Assignment, payload: ctypes.Array[ctypes.c_char], state: ProcessState) -> LocalWorker:
+        """Fork the worker from the zygote."""
+        context = zygote.context()
+        progress = context.RawValue(Progress)
+        ours, theirs = context.Pipe()
+        process = context.Process(
+            target=worker.main,
+            name=f"worker-{assignment.rank}",
+            args=(assignment, payload, progress, theirs, state),
+        )
+        process.start()
+        theirs.close()
+        return cls(assignment, process, ours, progress)
+
+    @property
+    def pid(self) -> int:
+        assert self.process.pid is not None
+        return self.process.pid
+
+    def messages(self) -> Iterator[Message]:
+        """What the worker has sent and nobody has read."""
+        with contextlib.suppress(EOFError, ConnectionResetError):
+            while self.connection.poll():
+                yield as_message(self.connection.recv())
+
+    def kill(self) -> None:
+        """End the worker and its loader processes, and wait until the worker is gone."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        # It does not lead its process group in its first milliseconds.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        # join() would return at once if the zygote is gone.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(self.pid)
+            while process.status() != psutil.STATUS_ZOMBIE:
+                time.sleep(0.001)

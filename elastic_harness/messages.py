@@ -1,0 +1,133 @@
+"""What an agent and its workers say to each other.
+
+An agent hands every worker an ``Assignment``, a shared-memory ``Progress`` record and one end of a pipe. The worker
+keeps the record up to date and sends the messages below through the pipe; the agent reads both.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+EXIT_MISSING_MAIN_GUARD = 90
+"""Exit code of a worker that met a second ``fit()`` while importing the user's script: the script has no
+``if __name__ == "__main__":``."""
+
+
+class Phase(IntEnum):
+    """What a worker is doing."""
+
+    STARTING = 0
+    TRAINING = 1
+    EVALUATING = 2
+    SAVING = 3
+    FINISHED = 4
+
+
+class Progress(ctypes.Structure):
+    """How far a worker is; lives in memory that it shares with its agent.
+
+    ``step`` counts finished optimizer steps of the whole run, ``time`` is ``time.monotonic()`` of the last change.
+    """
+
+    _fields_ = (
+        ("phase", ctypes.c_int),
+        ("epoch", ctypes.c_int),
+        ("step", ctypes.c_long),
+        ("total_steps", ctypes.c_long),
+        ("loss", ctypes.c_double),
+        ("time", ctypes.c_double),
+    )
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A worker's place in its generation.
+
+    Args:
+        generation: number of the worker group in this run, from 0.
+        rank: global rank.
+        local_rank: rank on this node; also the index of the device.
+        world_size: workers of the generation on all nodes.
+        local_world_size: workers of the generation on this node.
+        node_rank: rank of the node.
+        num_nodes: number of nodes.
+        store_host: address of the generation's TCPStore, hosted by the agent of node rank 0.
+        store_port: port of it.
+        checkpoint_dir: folder of the run's checkpoints.
+        log_path: file that takes the worker's stdout and stderr.
+        resume_from: checkpoint to start from when the run has none of its own yet.
+    """
+
+    generation: int
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    node_rank: int
+    num_nodes: int
+    store_host: str
+    store_port: int
+    checkpoint_dir: str
+    log_path: str
+    resume_from: str | None = None
+
+
+class Resumed(NamedTuple):
+    """Rank 0 chose the state to start from; ``checkpoint`` is None for a fresh start."""
+
+    checkpoint: str | None
+    step: int
+
+
+class Saved(NamedTuple):
+    """Rank 0 put a checkpoint safely under its final name."""
+
+    checkpoint: str
+    step: int
+
+
+class Evaluated(NamedTuple):
+    """Rank 0 finished a validation; ``metrics`` are the trainer's callback metrics."""
+
+    epoch: int
+    step: int
+    metrics: dict[str, float]
+
+
+class Raised(NamedTuple):
+    """An exception ended the worker.
+
+    ``consequence`` says that it only came of another worker's end, such as a connection closed by a peer.
+    ``exit_code`` is set for a ``SystemExit``.
+    """
+
+    name: str
+    message: str
+    place: str
+    traceback: str
+    consequence: bool
+    permanent: bool
+    exit_code: int | None
+
+
+class Finished(NamedTuple):
+    """The worker did its part; rank 0 adds the bytes of a ``worker.Output``."""
+
+    output: bytes | None
+
+
+Message = Resumed | Saved | Evaluated | Raised | Finished
+
+
+def as_message(received: Any) -> Message:
+    """The message that came out of a pipe.
+
+    Raises:
+        TypeError: something else came out.
+    """
+    if not isinstance(received, Message):
+        raise TypeError(f"not a message of a worker: {received!r}")
+    return received

@@ -1,0 +1,220 @@
+"""The rules a value must keep beyond its type; a broken one becomes a sentence: key, value, rule, fix."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from elastic_harness.resolving import ABSENT
+from elastic_harness.spelling import shown
+
+if TYPE_CHECKING:
+    from elastic_harness.config import RunConfig
+
+_RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+_RANGE = re.compile(r"\s*(\d+)\s*(?::|-|\.\.)\s*(\d+)\s*")
+
+
+def _at_least(low: int) -> Callable[[Any], bool]:
+    return lambda value: value >= low
+
+
+_ONE_KEY: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
+    ("elastic.min_nodes", _at_least(1), "must be at least 1", "one node is elastic.min_nodes=1"),
+    ("elastic.max_nodes", _at_least(1), "must be at least 1", "one node is elastic.max_nodes=1"),
+    (
+        "elastic.num_threads",
+        lambda value: value is None or value >= 1,
+        "must be at least 1",
+        "null shares the cores evenly among the workers",
+    ),
+    (
+        "elastic.monitor_interval",
+        lambda value: value > 0,
+        "must be more than 0",
+        "the default is 0.1",
+    ),
+    (
+        "rendezvous.backend",
+        lambda value: value == "c10d",
+        "must be c10d, the only backend there is so far",
+        "use rendezvous=c10d",
+    ),
+    ("rendezvous.join_timeout", lambda value: value > 0, "must be more than 0", "the default is 600"),
+    (
+        "restart.policy",
+        lambda value: value in ("on_failure", "never"),
+        "must be on_failure or never",
+        "use restart=on_failure or restart=never",
+    ),
+    ("restart.max_restarts", _at_least(0), "must be at least 0", "0 means that nothing is restarted"),
+    ("checkpoint.every_n_steps", _at_least(0), "must be at least 0", "0 writes only the last checkpoint"),
+    (
+        "checkpoint.keep_last",
+        _at_least(1),
+        "must be at least 1",
+        "a run resumes from its last checkpoint, so one is always kept",
+    ),
+    ("checkpoint.keep_best", _at_least(0), "must be at least 0", "0 keeps only the newest ones"),
+    (
+        "objective.direction",
+        lambda value: value in ("max", "min"),
+        "must be max or min",
+        "max for an accuracy, min for a loss",
+    ),
+    ("seed", lambda value: 0 <= value < 2**32, "must be between 0 and 4294967295", "the default is 42"),
+    (
+        "run_id",
+        lambda value: _RUN_ID.fullmatch(value) is not None,
+        "must be a plain name of letters, digits, `.`, `_` and `-`, since it names the run folder",
+        "for another place use hydra.run.dir=PATH",
+    ),
+)
+
+TRAINER_KEYS_OF_THE_HARNESS = {
+    "devices": "use elastic.nproc_per_node",
+    "num_nodes": "use elastic.min_nodes and elastic.max_nodes",
+    "strategy": "ElasticStrategy is the strategy; set it up with the elastic, rendezvous and restart groups",
+    "logger": "use the logger group, for example logger=tensorboard or ~logger",
+    "callbacks": "use the callbacks group",
+    "default_root_dir": "files go to the run folder; use run_id or hydra.run.dir",
+    "enable_progress_bar": "the harness shows the progress of all workers in one place",
+    "enable_checkpointing": "use the checkpoint group, for example checkpoint=off",
+}
+"""Arguments of the Trainer that the harness gives itself, and the key to use instead."""
+
+
+def broken_rules(run: RunConfig, bad: set[str], run_id_given: bool) -> Iterator[str]:
+    """One sentence for each broken rule.
+
+    Args:
+        run: the run; a key in ``bad`` holds its default there.
+        bad: dotted keys whose problem is known already; no rule about them is judged.
+        run_id_given: whether the user named the run.
+    """
+    for key, rule, sentence, fix in _ONE_KEY:
+        value = _get(run, key)
+        if key not in bad and not rule(value):
+            bad.add(key)
+            yield f"{key}={shown(value)} {sentence}: {fix}."
+    yield from _node_rules(run, bad, run_id_given)
+    yield from _nproc_rule(run, bad)
+    yield from _resume_rule(run, bad)
+    for key in sorted(TRAINER_KEYS_OF_THE_HARNESS.keys() & run.trainer.keys()):
+        yield f"trainer.{key}={shown(run.trainer[key])} is set by the harness: {TRAINER_KEYS_OF_THE_HARNESS[key]}."
+
+
+def _node_rules(run: RunConfig, bad: set[str], run_id_given: bool) -> Iterator[str]:
+    low, high = run.elastic.min_nodes, run.elastic.max_nodes
+    if "elastic.max_nodes" in bad:
+        return
+    if "elastic.min_nodes" not in bad and low > high:
+        yield (
+            f"elastic.min_nodes={low} must be between 1 and elastic.max_nodes={high}: "
+            "raise elastic.max_nodes or lower elastic.min_nodes."
+        )
+    if high > 1 and not run_id_given:
+        yield (
+            f"elastic.max_nodes={high} needs a run_id, the same on every node: add run_id=NAME "
+            "(nodes could not agree on a generated one)."
+        )
+    if high > 1 and run.rendezvous.endpoint is None and "rendezvous.endpoint" not in bad:
+        yield (
+            f"elastic.max_nodes={high} needs an address where the nodes meet: "
+            "add rendezvous.endpoint=HOST:PORT, the same on every node."
+        )
+    if run.rendezvous.endpoint is not None and not re.fullmatch(r".+:\d+", run.rendezvous.endpoint):
+        yield (
+            f"rendezvous.endpoint={run.rendezvous.endpoint} must be HOST:PORT: "
+            "name a host that every node reaches and a free port, for example node0:29400."
+        )
+
+
+def _nproc_rule(run: RunConfig, bad: set[str]) -> Iterator[str]:
+    value = run.elastic.nproc_per_node
+    number = isinstance(value, int) and not isinstance(value, bool)
+    if "elastic.nproc_per_node" in bad or value in ("auto", "gpu", "cpu") or (number and value >= 1):
+        return
+    yield (
+        f"elastic.nproc_per_node={shown(value)} must be a number of at least 1, auto, gpu or cpu: "
+        "auto is one worker a GPU, or one worker where there is none."
+    )
+
+
+def _resume_rule(run: RunConfig, bad: set[str]) -> Iterator[str]:
+    if "resume" in bad or run.resume in ("auto", "never") or Path(run.resume).exists():
+        return
+    yield (
+        f"resume={run.resume} must be auto, never, or the path of a checkpoint, and there is no such file: "
+        "correct the path (a name with `=`, `,` or a space needs both quotes: 'resume=\"a=1.ckpt\"'), "
+        "or use resume=never to start over."
+    )
+
+
+def mapping_rules(values: Mapping[str, Any], bad: set[str]) -> Iterator[str]:
+    """What must be a mapping, with or without a ``_target_``; ``values`` may hold ``ABSENT`` ones."""
+    if values.get("trainer") in (None, {}):
+        yield "trainer=null must be set: choose trainer=default, or give at least trainer.max_epochs=NUMBER."
+    for key in ("model", "data"):
+        value = values.get(key)
+        if value is None or value == {}:
+            yield (
+                f"{key}={shown(value)} must be set: choose an experiment with +experiment=NAME "
+                f"(`python train.py --help` lists them), or one option with {key}=NAME."
+            )
+        elif value is not ABSENT:
+            yield from _target_rule(key, value)
+    for key in ("optimizer", "scheduler", "logger"):
+        if values.get(key) is not None and values[key] is not ABSENT:
+            yield from _target_rule(key, values[key])
+    for key in ("trainer", "callbacks"):
+        if not isinstance(values.get(key, {}), (dict, type(None))) and values[key] is not ABSENT:
+            yield f"{key}={shown(values[key])} must be a mapping: see that the folder conf/{key} is there."
+    callbacks = values.get("callbacks")
+    for name, value in callbacks.items() if isinstance(callbacks, dict) else ():
+        if value is not None and value is not ABSENT:
+            yield from _target_rule(f"callbacks.{name}", value)
+
+
+def _target_rule(key: str, value: Any) -> Iterator[str]:
+    if not isinstance(value, dict):
+        group = key.partition(".")[0]
+        yield (
+            f"{key}={shown(value)} must be a mapping with a _target_: "
+            f"choose an option of the folder conf/{group}, and see that the folder is there."
+        )
+    elif not isinstance(value.get("_target_", ABSENT), str) and value.get("_target_", None) is not ABSENT:
+        yield (f"{key} has no _target_: add {key}._target_=PACKAGE.MODULE.CLASS, the class or function that makes it.")
+
+
+def range_hint(path: str, value: Any, expected: str) -> str:
+    """How to write a value of the right type; two numbers with a colon were meant as a range of nodes."""
+    numbers = _RANGE.fullmatch(value) if isinstance(value, str) else None
+    if numbers and path in ("elastic.min_nodes", "elastic.max_nodes"):
+        low, high = numbers.groups()
+        return f"a range is written as two keys, elastic.min_nodes={low} elastic.max_nodes={high}."
+    return f"give {path} as {expected}."
+
+
+def lost_header(value: Any, experiment: str | None) -> str:
+    """Why a config has a key called ``experiment``."""
+    if not isinstance(value, dict):
+        return (
+            f"experiment={shown(value)} is not a top-level key: experiments are files in conf/experiment or "
+            "recipes/*/experiment, chosen with +experiment=NAME; none was found there."
+        )
+    keys = ", ".join(str(key) for key in value)
+    file = f"experiment/{experiment}.yaml" if experiment else "the experiment file"
+    return (
+        f"experiment holds the keys {keys}, which have no effect there: let {file} begin "
+        "with the line `# @package _global_`, and its defaults with `override /GROUP: OPTION`."
+    )
+
+
+def _get(run: RunConfig, dotted: str) -> Any:
+    node: Any = run
+    for name in dotted.split("."):
+        node = getattr(node, name)
+    return node

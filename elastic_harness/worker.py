@@ -1,0 +1,267 @@
+"""What runs in a worker: take a place in the generation, choose where to resume, call Lightning, send the result.
+
+A worker is forked from the zygote. It leads a process group of its own, so that its loader processes can be ended
+with it, and ends itself when its agent is gone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import json
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from inspect import signature
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import parent_process
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import Callback, ProgressBar
+from pytorch_lightning.loggers import TensorBoardLogger
+from pytorch_lightning.trainer import call
+from pytorch_lightning.trainer.states import TrainerFn
+from torch.distributed import TCPStore
+
+from elastic_harness import exception_report, zygote
+from elastic_harness.checkpoint import files
+from elastic_harness.checkpoint.callback import ElasticCheckpoint
+from elastic_harness.messages import (
+    Assignment,
+    Evaluated,
+    Finished,
+    Message,
+    Phase,
+    Progress,
+    Resumed,
+    Saved,
+)
+from elastic_harness.process_state import ProcessState
+
+
+@dataclass(frozen=True)
+class Output:
+    """What rank 0 sends back to the Trainer of the launching process."""
+
+    epoch: int
+    results: Any
+    trainer_state: Any
+    loops: dict[str, Any]
+    callback_metrics: dict[str, Any]
+    callbacks: dict[str, Any]
+    best_model_path: str
+    state_dict: dict[str, Any] | None
+
+    def to_bytes(self) -> bytes:
+        buffer = io.BytesIO()
+        torch.save(self, buffer)
+        return buffer.getvalue()
+
+    @staticmethod
+    def from_bytes(data: bytes) -> Output:
+        # Sent by our own worker, not read from a file.
+        output = torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
+        assert isinstance(output, Output)
+        return output
+
+
+def main(
+    assignment: Assignment,
+    payload: ctypes.Array[ctypes.c_char],
+    progress: Progress,
+    connection: Connection,
+    state: ProcessState,
+) -> None:
+    """Entry point of a worker process.
+
+    Args:
+        assignment: the worker's place.
+        payload: pickle of ``(trainer, function, args, kwargs)``.
+        progress: the record shared with the agent.
+        connection: takes the messages for the agent.
+        state: see ``ProcessState``.
+    """
+    _detach(assignment)
+    send: Callable[[Message], None] = connection.send
+    try:
+        state.restore()
+        trainer, function, args, kwargs = pickle.loads(memoryview(payload))
+        output = _run(trainer, function, args, kwargs, assignment, progress, send)
+    except BaseException as exception:
+        _leave(exception, send)
+    progress.phase = Phase.FINISHED
+    send(Finished(output))
+
+
+def _detach(assignment: Assignment) -> None:
+    """Own process group, default signals, output into the log file, and an end when the agent ends."""
+    os.setpgid(0, 0)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_DFL)
+    # Ctrl-C is the agent's to answer.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    log = os.open(assignment.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(log, stream.fileno())
+    os.close(log)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    sys.stderr.writelines(zygote.failed_preloads)
+    threading.Thread(target=_end_with_agent, name="end-with-agent", daemon=True).start()
+
+
+def _end_with_agent() -> None:
+    parent = parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os.killpg(0, signal.SIGKILL)
+
+
+def _run(
+    trainer: pl.Trainer,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    assignment: Assignment,
+    progress: Progress,
+    send: Callable[[Message], None],
+) -> bytes | None:
+    store = TCPStore(assignment.store_host, assignment.store_port, is_master=False, timeout=timedelta(minutes=5))
+    _silence()
+    trainer.strategy.join(assignment, store)  # type: ignore[attr-defined]
+    callbacks = _take_out_of_the_path(trainer)
+    callbacks.insert(0, _Reporter(progress, send if assignment.rank == 0 else _drop))
+    bound = signature(function).bind(*args, **kwargs)
+    if trainer.state.fn == TrainerFn.FITTING:
+        path, step = _choose_resume_point(assignment, store)
+        progress.step = step
+        if path is not None:
+            bound.arguments["ckpt_path"] = path
+            # What loads a checkpoint of the run loads it whole, and nothing but plain data.
+            bound.arguments["weights_only"] = True
+            _purge_after(trainer, step)
+        for callback in callbacks:
+            if isinstance(callback, ElasticCheckpoint):
+                callback.on_saved = lambda path, step: send(Saved(str(path), step))
+        if assignment.rank == 0:
+            send(Resumed(path, step))
+    results = function(*bound.args, **bound.kwargs)
+    return _collect(trainer, results) if assignment.rank == 0 else None
+
+
+def _silence() -> None:
+    """Keep warnings out of the log that say nothing of the user's run."""
+    # Lightning 2.6 asks torch's pytree in the way of older versions; nobody but Lightning can change that.
+    warnings.filterwarnings("ignore", message=".*isinstance\\(treespec, LeafSpec\\).*")
+    # The harness evaluates on all workers on purpose.
+    warnings.filterwarnings("ignore", message=".*Using `DistributedSampler` with the dataloaders.*")
+
+
+def _take_out_of_the_path(trainer: pl.Trainer) -> list[Callback]:
+    """Remove what the agent does instead: progress bars, Lightning's signal handlers and its broadcast every step.
+
+    Returns:
+        The Trainer's list of callbacks.
+    """
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    callbacks[:] = [callback for callback in callbacks if not isinstance(callback, ProgressBar)]
+    trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+    return callbacks
+
+
+def _choose_resume_point(assignment: Assignment, store: TCPStore) -> tuple[str | None, int]:
+    """The checkpoint all ranks start from, chosen by rank 0, and the optimizer steps in it."""
+    key = "resume_point"
+    if assignment.rank == 0:
+        folder = Path(assignment.checkpoint_dir)
+        files.sweep_partial(folder)
+        newest = files.newest(folder)
+        choice = (str(newest), files.step_of(newest)) if newest else (assignment.resume_from, 0)
+        store.set(key, json.dumps(choice))
+    path, step = json.loads(store.get(key))
+    return path, step
+
+
+def _purge_after(trainer: pl.Trainer, step: int) -> None:
+    """Have TensorBoard drop the points of steps that will be trained again."""
+    for logger in trainer.loggers:
+        if isinstance(logger, TensorBoardLogger):
+            logger._kwargs["purge_step"] = step
+
+
+def _collect(trainer: pl.Trainer, results: Any) -> bytes:
+    fitting = trainer.state.fn == TrainerFn.FITTING
+    best = trainer.checkpoint_callback
+    return Output(
+        epoch=trainer.current_epoch,
+        results=results,
+        trainer_state=trainer.state,
+        loops=trainer.fit_loop.state_dict(),
+        callback_metrics=dict(trainer.callback_metrics),
+        callbacks=call._call_callbacks_state_dict(trainer) if fitting else {},
+        best_model_path=str(getattr(best, "best_model_path", "")),
+        state_dict=trainer.lightning_module.state_dict() if fitting else None,
+    ).to_bytes()
+
+
+def _drop(message: Message) -> None:
+    """Ranks other than 0 have nothing to say about the run."""
+
+
+class _Reporter(Callback):
+    """Keeps the shared record up to date and reports the end of each validation."""
+
+    def __init__(self, progress: Progress, send: Callable[[Message], None]) -> None:
+        self._progress = progress
+        self._send = send
+
+    def _update(self, trainer: pl.Trainer, phase: Phase) -> None:
+        self._progress.phase = phase
+        self._progress.epoch = trainer.current_epoch
+        self._progress.step = trainer.global_step
+        self._progress.time = time.monotonic()
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        total = trainer.estimated_stepping_batches
+        self._progress.total_steps = -1 if total == float("inf") else int(total)
+        self._update(trainer, Phase.TRAINING)
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._update(trainer, Phase.TRAINING)
+        # Reading the loss waits for a GPU, so not at every step.
+        if trainer._logger_connector.should_update_logs and isinstance(outputs, dict) and "loss" in outputs:
+            self._progress.loss = float(outputs["loss"])
+
+    def on_validation_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any, **__: Any) -> None:
+        self._update(trainer, Phase.EVALUATING)
+
+    def on_test_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any, **__: Any) -> None:
+        self._update(trainer, Phase.EVALUATING)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
+            metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+            self._send(Evaluated(trainer.current_epoch, trainer.global_step, metrics))
+        self._update(trainer, Phase.TRAINING)
+
+
+def _leave(exception: BaseException, send: Callable[[Message], None]) -> NoReturn:
+    """Report an exception and end at once: an interpreter with torch loaded takes a second to die of one."""
+    raised = exception_report.report(exception)
+    sys.stderr.write(raised.traceback)
+    send(raised)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)

@@ -1,0 +1,1 @@
+"""The ImageNet reference: any torchvision classifier on an ImageFolder tree."""

@@ -1,0 +1,1 @@
+"""Recipes: each folder is a model you can copy, own and change."""

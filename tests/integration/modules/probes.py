@@ -1,0 +1,130 @@
+"""Modules and callbacks that show what happens in workers, or make things go wrong there."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch.utils.data import DataLoader
+
+from recipes.digits_mlp.module import DigitsData, DigitsMLP
+
+
+class StepTrace(pl.Callback):
+    """Appends a line for every training batch to a file: rank, pid, world, epoch, step, ids of the samples."""
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path)
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        line = {
+            "rank": trainer.global_rank,
+            "pid": os.getpid(),
+            "world": trainer.world_size,
+            "epoch": trainer.current_epoch,
+            "step": trainer.global_step,
+            "time": time.time(),
+            "samples": [hash(row.numpy().tobytes()) for row in batch[0]],
+        }
+        with self.path.open("a") as trace:
+            trace.write(json.dumps(line) + "\n")
+
+
+class GlobalsProbe(pl.Callback):
+    """Writes the process-wide settings that a worker took over, and whether its module was imported for it."""
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path)
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        facts = {
+            "deterministic": torch.are_deterministic_algorithms_enabled(),
+            "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
+            "cudnn_benchmark": torch.backends.cudnn.benchmark,
+            "cudnn_deterministic": torch.backends.cudnn.deterministic,
+            "matmul_precision": torch.get_float32_matmul_precision(),
+            "default_dtype": str(torch.get_default_dtype()),
+            "threads": torch.get_num_threads(),
+            "seed": os.environ.get("PL_GLOBAL_SEED"),
+            "cublas": os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
+            "own_variable": os.environ.get("PROBE_VARIABLE"),
+            "rank": trainer.global_rank,
+        }
+        if trainer.is_global_zero:
+            self.path.write_text(json.dumps(facts))
+
+
+class RaisingMLP(DigitsMLP):
+    """Raises in training on one rank.
+
+    Args:
+        at_step: in the batch after this many steps.
+        rank: on this rank.
+        once: path of a file that remembers that it has raised; with it, it raises once only.
+    """
+
+    def __init__(self, at_step: int = 0, rank: int = 1, once: str | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.at_step, self.rank, self.once = at_step, rank, once
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        if self.global_step == self.at_step and self.global_rank == self.rank:
+            marker = Path(self.once) if self.once else None
+            if marker is None or not marker.exists():
+                if marker:
+                    marker.touch()
+                raise RuntimeError("boom-7")
+        return super().training_step(batch, batch_idx)
+
+
+class LeavingMLP(DigitsMLP):
+    """Leaves with an exit code in training on rank 1, once per file ``once``."""
+
+    def __init__(self, code: int, once: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.code, self.once = code, once
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        if self.global_step == 5 and self.global_rank == 1 and not Path(self.once).exists():
+            Path(self.once).touch()
+            sys.exit(self.code)
+        return super().training_step(batch, batch_idx)
+
+
+class UnpicklableMLP(DigitsMLP):
+    """Holds something that no other process can have."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.net[0].activation_hook = lambda x: x
+
+
+class ImportReportingMLP(DigitsMLP):
+    """Writes, when a worker unpickles it, which process had imported this module."""
+
+    def __init__(self, path: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.path = path
+
+    def on_fit_start(self) -> None:
+        if self.global_rank == 0:
+            Path(self.path).write_text(json.dumps({"imported_by": IMPORTED_BY, "worker": os.getpid()}))
+
+
+class LoadedDigits(DigitsData):
+    """The digits, by way of one loader process a worker."""
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        dataset = super().train_dataloader().dataset
+        return DataLoader(dataset, self.batch_size, shuffle=True, num_workers=1, persistent_workers=True)
+
+
+IMPORTED_BY = os.getpid()
+
+__all__ = ["DigitsData"]

@@ -1,0 +1,90 @@
+"""The strategy in a plain script, without Hydra."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.integration.conftest import PROJECT, Run
+
+EXAMPLE = PROJECT / "examples" / "plain_script.py"
+
+SCRIPT = """
+import sys
+import pytorch_lightning as pl
+import elastic_harness
+from recipes.digits_mlp.module import DigitsData, DigitsMLP
+import torch
+
+def main():
+    trainer = pl.Trainer(
+        accelerator="cpu", devices=2, max_epochs=int(sys.argv[1]), strategy="elastic", default_root_dir=".",
+        enable_model_summary=False,
+    )
+    model, data = DigitsMLP(optimizer=torch.optim.Adam), DigitsData()
+    trainer.fit(model, datamodule=data)
+    print("metric", float(trainer.callback_metrics["val/acc"]))
+    print("steps", trainer.global_step, trainer.current_epoch)
+    print("validated", trainer.validate(model, datamodule=data, verbose=False)[0]["val/acc"])
+    print("best", trainer.checkpoint_callback.best_model_path)
+    weights = DigitsMLP.load_from_checkpoint(trainer.checkpoint_callback.best_model_path).state_dict()
+    print("same", all(torch.equal(weights[name], value) for name, value in model.state_dict().items()))
+
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT + 'if __name__ == "__main__":\n    main()\n')
+    return path
+
+
+def facts(run: Run) -> dict[str, str]:
+    return dict(line.split(" ", 1) for line in run.stdout.splitlines() if " " in line)
+
+
+def test_script_when_strategy_is_elastic_then_the_result_is_in_the_trainer(
+    run_script: Callable[..., Run], script: Path
+) -> None:
+    run = run_script(script, "10")
+    run.finish()
+    found = facts(run)
+    assert float(found["metric"]) > 0.8
+    assert found["steps"] == "120 10"
+    assert float(found["validated"]) == pytest.approx(float(found["metric"]))
+    assert found["same"] == "True"
+    assert found["best"].endswith(".ckpt")
+    assert run.result["status"] == "finished"
+
+
+def test_script_when_a_worker_is_killed_then_goes_on(run_script: Callable[..., Run], script: Path) -> None:
+    run = run_script(script, "40")
+    run.wait_for_checkpoint(100)
+    os.kill(run.workers()[0], signal.SIGKILL)
+    run.finish()
+    assert run.result["restarts"] == 1
+    assert facts(run)["steps"] == "480 40"
+    versions = list((run.folder.parent / "lightning_logs").iterdir())
+    assert len(versions) <= 2, "one for fit, at most one for validate"
+
+
+def test_script_when_main_guard_is_missing_then_the_error_says_so(
+    run_script: Callable[..., Run], tmp_path: Path
+) -> None:
+    path = tmp_path / "unguarded.py"
+    path.write_text(SCRIPT + "main()\n")
+    run = run_script(path, "2")
+    run.finish(code=1)  # an uncaught ConfigError in a script of the user's
+    assert '`if __name__ == "__main__":`' in run.stderr.splitlines()[-1]
+    assert "ConfigError" in run.stderr
+
+
+def test_example_script_when_run_then_trains(run_script: Callable[..., Run]) -> None:
+    run = run_script(EXAMPLE, folder="runs/plain/elastic")
+    run.finish()
+    assert "val/acc" in run.stdout

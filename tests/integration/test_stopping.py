@@ -1,0 +1,132 @@
+"""Stopping a run from outside, and starting it again in its folder."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.integration.conftest import Run, alive
+
+LONG = ("trainer.max_epochs=25",)
+LOADERS = ("data._target_=probes.LoadedDigits",)
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Hash of every file below a folder, and the time it was written."""
+    return {
+        str(path.relative_to(folder)): f"{path.stat().st_mtime_ns} {hashlib.sha256(path.read_bytes()).hexdigest()}"
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)],
+)
+def test_run_when_agent_gets_a_stop_signal_then_ends_with_its_code_and_can_be_resumed(
+    start: Callable[..., Run], number: int, code: int
+) -> None:
+    run = start(*LONG)
+    run.wait_for_checkpoint(40)
+    workers = run.workers()
+    run.process.send_signal(number)
+    run.finish(code=code, seconds=20)
+    assert alive(workers) == []
+    assert run.result["status"] == "preempted"
+    if number == signal.SIGTERM:
+        again = start(*LONG)
+        again.finish()
+        assert again.events("resumed")[0]["step"] >= 40
+        assert again.result["step"] == 300
+        assert again.result["generations"] == 2
+        assert again.result["restarts"] == 0
+
+
+def test_run_when_its_process_group_gets_sigterm_then_ends_with_143_and_charges_nothing(
+    start: Callable[..., Run],
+) -> None:
+    run = start(*LONG, *LOADERS)
+    run.wait_for_checkpoint(20)
+    workers = run.workers()
+    os.killpg(run.process.pid, signal.SIGTERM)
+    run.finish(code=143, seconds=20)
+    assert run.events("worker_failed") == []
+    assert alive(workers) == []
+
+
+def test_run_when_agent_is_killed_outright_then_no_process_is_left_and_the_run_resumes_p02(
+    start: Callable[..., Run],
+) -> None:
+    run = start(*LONG, *LOADERS)
+    run.wait_for_checkpoint(40)
+    family = psutil.Process(run.process.pid).children(recursive=True)
+    workers = run.workers()
+    assert len(family) >= 5, "zygote, two workers and a loader process each"
+    run.process.kill()
+    run.process.wait()
+    _, left = psutil.wait_procs(family, timeout=10)
+    assert left == []
+    again = start(*LONG)
+    again.finish()
+    assert set(again.workers()).isdisjoint(workers)
+    assert again.events("resumed")[0]["step"] >= 40
+
+
+def test_run_when_a_worker_is_killed_then_its_loader_processes_end_too(start: Callable[..., Run]) -> None:
+    run = start(*LONG, *LOADERS)
+    run.wait_for_checkpoint(20)
+    victim = run.workers()[1]
+    loaders = psutil.Process(victim).children(recursive=True)
+    assert loaders
+    os.kill(victim, signal.SIGKILL)
+    _, left = psutil.wait_procs(loaders, timeout=5)
+    assert left == []
+    run.finish()
+
+
+def test_run_when_already_finished_then_says_so_and_touches_nothing(start: Callable[..., Run]) -> None:
+    run = start()
+    run.finish()
+    before = contents(run.folder)
+    again = start()
+    again.finish(seconds=15)
+    assert "has finished" in again.stdout
+    assert contents(again.folder) == before
+
+
+def test_run_when_finished_and_max_epochs_raised_then_trains_only_the_added_epochs(start: Callable[..., Run]) -> None:
+    run = start()
+    run.finish()
+    again = start("trainer.max_epochs=22")
+    again.finish()
+    assert again.events("resumed")[0]["step"] == 240
+    assert again.result["step"] == 264
+    assert again.result["epoch"] == 22
+
+
+def test_run_when_resume_is_never_then_starts_over_and_keeps_the_old_one(start: Callable[..., Run]) -> None:
+    run = start()
+    run.finish()
+    again = start("resume=never")
+    again.finish()
+    assert again.events("resumed") == []
+    assert again.result["generations"] == 1
+    assert (again.folder / "superseded_0" / "result.json").exists()
+
+
+def test_run_when_its_folder_is_in_use_then_the_second_start_is_refused(start: Callable[..., Run]) -> None:
+    run = start("trainer.max_epochs=1000")
+    run.wait_for_checkpoint(20)
+    second = start("trainer.max_epochs=1000")
+    second.finish(code=2)
+    assert f"in use by process {run.process.pid}" in second.stderr
+    assert run.process.poll() is None
+    run.process.send_signal(signal.SIGTERM)
+    run.finish(code=143, seconds=20)
