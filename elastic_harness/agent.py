@@ -251,7 +251,9 @@ class ElasticAgent(LocalElasticAgent):
             return Failure(None, "zygote", "", **common), False
         if code < 0:
             return Failure(rank, "signal", signal.Signals(-code).name, exit_code=code, **common), False
-        return Failure(rank, "exit", "", exit_code=code, **common), False
+        # A worker that never got as far as its first message ended in the import of the user's script, before its
+        # output went to its log: it will do so again.
+        return Failure(rank, "exit", "", exit_code=code, permanent=not source.progress.started, **common), False
 
     # -- stopping ------------------------------------------------------------------------------------------------
 

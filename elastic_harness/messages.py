@@ -29,10 +29,12 @@ class Phase(IntEnum):
 class Progress(ctypes.Structure):
     """How far a worker is; lives in memory that it shares with its agent.
 
-    ``step`` counts finished optimizer steps of the whole run, ``time`` is ``time.monotonic()`` of the last change.
+    ``started`` is set by the first line of the worker's own code, after the import of the user's script. ``step``
+    counts finished optimizer steps of the whole run, ``time`` is ``time.monotonic()`` of the last change.
     """
 
     _fields_ = (
+        ("started", ctypes.c_bool),
         ("phase", ctypes.c_int),
         ("epoch", ctypes.c_int),
         ("step", ctypes.c_long),

@@ -90,7 +90,7 @@ class RestartPolicy:
         if self._config.policy == "never":
             return Decision(False, "restart.policy=never")
         if newest.permanent:
-            return Decision(False, f"{newest.name} is permanent")
+            return Decision(False, "it would happen again")
         if newest.kind == "exception" and not newest.made_progress:
             return Decision(False, "an exception before the first step is not retried")
         if len(failures) > 1 and _same_exception(failures[-2], newest):

@@ -20,7 +20,7 @@ from lightning_fabric.utilities.data import _set_sampler_epoch
 from pytorch_lightning.strategies import DDPStrategy, StrategyRegistry
 from pytorch_lightning.trainer.states import RunningStage
 from torch.distributed import PrefixStore, Store
-from torch.utils.data import BatchSampler, DataLoader, Sampler
+from torch.utils.data import BatchSampler, Sampler
 
 from elastic_harness import zygote
 from elastic_harness.config import (
@@ -76,6 +76,7 @@ class ElasticStrategy(DDPStrategy):
         self.run_dir = run_dir
         self.resume = resume
         self.config_yaml = config_yaml
+        self._resumed_loops: dict[str, Any] | None = None
 
     def _configure_launcher(self) -> None:
         self._launcher = ElasticLauncher(self)
@@ -107,24 +108,32 @@ class ElasticStrategy(DDPStrategy):
             device_id=device if device.type == "cuda" else None,
         )
 
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
+        self._resumed_loops = checkpoint.get("loops", {}).get("fit_loop")
+        return checkpoint
+
     def process_dataloader(self, dataloader: object) -> object:
-        """Start the training loader at the batch that comes next, in the order of its epoch."""
+        """Start the first training loader after a resume at the batch that comes next, in the order of its epoch.
+
+        Lightning starts over at the epoch's first batch. It may also ask for the loader, and draw from it, before it
+        has restored its loops: a scheduler that wants to know the number of steps is enough.
+        """
         assert self.lightning_module is not None
-        trainer = self.lightning_module.trainer
-        fit_loop = trainer.fit_loop
-        if trainer.state.stage != RunningStage.TRAINING or not fit_loop.restarting:
+        if self._resumed_loops is None or self.lightning_module.trainer.state.stage != RunningStage.TRAINING:
             return dataloader
-        # Lightning makes the first iterator before it tells the sampler the epoch; prefetching loader processes
-        # would then draw epoch 0 again.
-        _set_sampler_epoch(dataloader, trainer.current_epoch)
-        progress = fit_loop.epoch_loop.batch_progress
-        batches_done = 0 if progress.is_last_batch else progress.current.ready
-        if batches_done and isinstance(dataloader, DataLoader) and isinstance(dataloader.batch_sampler, BatchSampler):
-            sampler = dataloader.batch_sampler.sampler
-            dataloader.batch_sampler.sampler = _SkipOnce(sampler, batches_done * dataloader.batch_sampler.batch_size)
+        _set_sampler_epoch(dataloader, self._resumed_loops["epoch_progress"]["current"]["processed"])
+        progress = self._resumed_loops["epoch_loop.batch_progress"]
+        batches_done = 0 if progress["is_last_batch"] else progress["current"]["ready"]
+        batch_sampler = getattr(dataloader, "batch_sampler", None)
+        if batches_done and isinstance(batch_sampler, BatchSampler):
+            batch_sampler.sampler = _SkipOnce(batch_sampler.sampler, batches_done * batch_sampler.batch_size)
             # True of an ordinary loader, no longer of this one.
             warnings.filterwarnings("ignore", message=".*your dataloader is not resumable.*")
         return dataloader
+
+    def on_train_start(self) -> None:
+        self._resumed_loops = None
 
 
 class ElasticEnvironment(ClusterEnvironment):

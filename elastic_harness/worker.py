@@ -91,6 +91,7 @@ def main(
         connection: takes the messages for the agent.
         state: see ``ProcessState``.
     """
+    progress.started = True
     _detach(assignment)
     send: Callable[[Message], None] = connection.send
     try:

@@ -28,7 +28,7 @@ EXIT_CODE_OF_ORPHANS = 255
 """What multiprocessing gives as the exit code of workers whose zygote died, while they may live on."""
 
 PRELOAD_VARIABLE = "ELASTIC_HARNESS_PRELOAD"
-ALWAYS = ("torch", "torchvision", "pytorch_lightning", "hydra", "elastic_harness.worker")
+ALWAYS = ("torch", "torchvision", "pytorch_lightning", "hydra", "elastic_harness.strategy")
 
 
 failed_preloads: list[str] = []

@@ -26,8 +26,11 @@ _PIL_ERRORS = (OSError, SyntaxError, ValueError, EOFError, IndexError, TypeError
 class UnreadableImageError(ValueError):
     """The bytes of a file are not an image, or are a damaged one.
 
-    It takes one string, so that it keeps its type on its way out of a loader process.
+    It takes one string, so that it keeps its type on its way out of a loader process. ``permanent`` says that
+    another try would meet the same bytes: a restart policy that asks does not retry.
     """
+
+    permanent = True
 
 
 def read_rgb(path: str) -> Tensor:

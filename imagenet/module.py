@@ -100,14 +100,17 @@ class ImageClassifier(pl.LightningModule):
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """The optimizer over two parameter groups, and the schedule by step."""
         if self.optimizer is None:
-            raise ValueError("optimizer=null cannot train: choose one, for example optimizer=sgd.")
+            raise ValueError(
+                "optimizer is not set, so the model cannot be trained: choose one, for example optimizer=sgd."
+            )
         optimizer = self.optimizer(_parameter_groups(self.model))
         if self.scheduler is None:
             return optimizer
         total = self.trainer.estimated_stepping_batches
         if math.isinf(total):
             raise ValueError(
-                "scheduler needs the length of the run: set trainer.max_epochs or trainer.max_steps, or scheduler=null."
+                "scheduler needs the length of the run: set trainer.max_epochs or trainer.max_steps, "
+                "or leave the scheduler out with ~scheduler."
             )
         scheduler = self.scheduler(optimizer, total_steps=int(total))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}

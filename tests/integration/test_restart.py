@@ -15,6 +15,8 @@ import pytest
 
 from tests.integration.conftest import Run
 
+LOADER = ("data._target_=probes.LoadedDigits",)
+ESTIMATE = ("model._target_=probes.EstimatingMLP",)
 LONG = ("trainer.max_epochs=25",)  # 300 steps of 12 an epoch
 
 
@@ -68,8 +70,9 @@ def test_run_when_worker_is_killed_then_resumes_and_ends_with_the_same_weights(
     assert f"rank {rank} was killed by SIGKILL" in run.stdout
 
 
+@pytest.mark.parametrize("more", [(), LOADER, ESTIMATE, LOADER + ESTIMATE], ids=["plain", "loader", "estimate", "both"])
 def test_run_when_killed_in_mid_epoch_then_trains_each_sample_once_an_epoch(
-    start: Callable[..., Run], tmp_path: Path
+    start: Callable[..., Run], tmp_path: Path, more: tuple[str, ...]
 ) -> None:
     trace = tmp_path / "trace.jsonl"
     run = start(
@@ -78,6 +81,7 @@ def test_run_when_killed_in_mid_epoch_then_trains_each_sample_once_an_epoch(
         "trainer.max_epochs=3",
         "+callbacks.trace._target_=probes.StepTrace",
         f"+callbacks.trace.path={trace}",
+        *more,
         PYTHONHASHSEED="0",
     )
     run.wait_for_checkpoint(120)

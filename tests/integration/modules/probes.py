@@ -83,6 +83,16 @@ class RaisingMLP(DigitsMLP):
         return super().training_step(batch, batch_idx)
 
 
+class EstimatingMLP(DigitsMLP):
+    """Asks for the number of steps where it makes its optimizer, as schedulers do."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        steps = int(self.trainer.estimated_stepping_batches)
+        schedule = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
 class LeavingMLP(DigitsMLP):
     """Leaves with an exit code in training on rank 1, once per file ``once``."""
 

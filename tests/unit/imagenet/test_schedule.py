@@ -18,11 +18,11 @@ def optimizer() -> torch.optim.Optimizer:
 
 def rates(scheduler: LRScheduler, steps: int) -> list[float]:
     """The learning rate of each step, and the one after the last."""
-    values = [scheduler.get_last_lr()[0]]
+    values = [float(scheduler.get_last_lr()[0])]
     for _ in range(steps):
         scheduler.optimizer.step()
         scheduler.step()
-        values.append(scheduler.get_last_lr()[0])
+        values.append(float(scheduler.get_last_lr()[0]))
     return values
 
 
