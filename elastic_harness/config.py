@@ -27,7 +27,7 @@ class ElasticConfig:
 
     Args:
         min_nodes: smallest number of nodes to train with.
-        max_nodes: largest number of nodes to train with.
+        max_nodes: largest number of nodes to train with; only 1 so far.
         nproc_per_node: workers a node: a number, ``gpu`` (one a GPU), ``cpu`` (one a core), or ``auto``
             (one a GPU, or one worker where there is none).
         num_threads: CPU threads of one worker; null shares the node's cores evenly among its workers.
@@ -47,16 +47,12 @@ class RendezvousConfig:
     """How the nodes of a run find each other.
 
     Args:
-        backend: ``c10d``: the first node hosts the store; nothing to install.
-        endpoint: ``host:port`` of the store; needed with more than one node only.
-        join_timeout: seconds to wait for ``elastic.min_nodes`` nodes.
-        local_addr: address under which the other nodes reach this one; null uses the loopback address on
-            one node, and this machine's own name otherwise.
+        backend: ``c10d``: the agent hosts the store; nothing to install.
+        local_addr: address of this node as its workers reach it; null is the loopback address, so that the machine's
+            own name is never looked up.
     """
 
     backend: str = "c10d"
-    endpoint: str | None = None
-    join_timeout: float = 600.0
     local_addr: str | None = None
 
 
@@ -157,7 +153,6 @@ def parse(cfg: DictConfig, run_dir: str, experiment: str | None) -> RunConfig:
     Raises:
         ConfigError: with every mistake that was found.
     """
-    generated = str(OmegaConf.to_container(cfg, resolve=False).get("run_id", "")).startswith("${")  # type: ignore[union-attr]
     values, problems = plain_values(cfg)
     allowed = allowed_keys("")
     bad: set[str] = set()
@@ -183,7 +178,7 @@ def parse(cfg: DictConfig, run_dir: str, experiment: str | None) -> RunConfig:
         value = values.get(key)
         setattr(run, key, _without_absent(value) if isinstance(value, dict) else None)
 
-    problems += broken_rules(run, bad, run_id_given=not generated)
+    problems += broken_rules(run, bad)
     if problems:
         raise ConfigError(problems)
     if run.resume not in ("auto", "never"):

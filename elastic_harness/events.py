@@ -49,9 +49,17 @@ class Timeline:
         }
         handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
-            os.write(handle, (json.dumps(line) + "\n").encode())
+            os.write(handle, ("\n" * self._cut_short() + json.dumps(line) + "\n").encode())
         finally:
             os.close(handle)
+
+    def _cut_short(self) -> bool:
+        """Whether a crash ended the last line in the middle."""
+        with self.path.open("rb") as file:
+            if file.seek(0, os.SEEK_END) == 0:
+                return False
+            file.seek(-1, os.SEEK_END)
+            return file.read() != b"\n"
 
     def read(self, event: str | None = None) -> Iterator[dict[str, Any]]:
         """All events so far, or those of one name; a line cut short by a crash is left out."""

@@ -5,6 +5,7 @@ A worker is forked from the zygote, and would inherit that one's environment and
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ class ProcessState:
     """The parts of the launching process that a worker needs and does not inherit, being a child of the zygote."""
 
     environment: Mapping[str, str]
+    start_method: str
     num_threads: int
     deterministic: bool
     deterministic_warn_only: bool
@@ -33,6 +35,7 @@ class ProcessState:
         """Read the state of this process, without touching CUDA."""
         return cls(
             environment=dict(os.environ),
+            start_method=multiprocessing.get_start_method(),
             num_threads=num_threads,
             deterministic=torch.are_deterministic_algorithms_enabled(),
             deterministic_warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
@@ -47,6 +50,8 @@ class ProcessState:
         """Put the state into this process."""
         os.environ.clear()
         os.environ.update(self.environment)
+        # The loader processes' too: a child of a forkserver would start a second, empty one for them.
+        multiprocessing.set_start_method(self.start_method, force=True)
         torch.set_num_threads(self.num_threads)
         torch.use_deterministic_algorithms(self.deterministic, warn_only=self.deterministic_warn_only)
         torch.backends.cudnn.benchmark = self.cudnn_benchmark

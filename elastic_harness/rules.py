@@ -42,7 +42,6 @@ _ONE_KEY: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
         "must be c10d, the only backend there is so far",
         "use rendezvous=c10d",
     ),
-    ("rendezvous.join_timeout", lambda value: value > 0, "must be more than 0", "the default is 600"),
     (
         "restart.policy",
         lambda value: value in ("on_failure", "never"),
@@ -86,27 +85,26 @@ TRAINER_KEYS_OF_THE_HARNESS = {
 """Arguments of the Trainer that the harness gives itself, and the key to use instead."""
 
 
-def broken_rules(run: RunConfig, bad: set[str], run_id_given: bool) -> Iterator[str]:
+def broken_rules(run: RunConfig, bad: set[str]) -> Iterator[str]:
     """One sentence for each broken rule.
 
     Args:
         run: the run; a key in ``bad`` holds its default there.
         bad: dotted keys whose problem is known already; no rule about them is judged.
-        run_id_given: whether the user named the run.
     """
     for key, rule, sentence, fix in _ONE_KEY:
         value = _get(run, key)
         if key not in bad and not rule(value):
             bad.add(key)
             yield f"{key}={shown(value)} {sentence}: {fix}."
-    yield from _node_rules(run, bad, run_id_given)
+    yield from _node_rules(run, bad)
     yield from _nproc_rule(run, bad)
     yield from _resume_rule(run, bad)
     for key in sorted(TRAINER_KEYS_OF_THE_HARNESS.keys() & run.trainer.keys()):
         yield f"trainer.{key}={shown(run.trainer[key])} is set by the harness: {TRAINER_KEYS_OF_THE_HARNESS[key]}."
 
 
-def _node_rules(run: RunConfig, bad: set[str], run_id_given: bool) -> Iterator[str]:
+def _node_rules(run: RunConfig, bad: set[str]) -> Iterator[str]:
     low, high = run.elastic.min_nodes, run.elastic.max_nodes
     if "elastic.max_nodes" in bad:
         return
@@ -115,21 +113,8 @@ def _node_rules(run: RunConfig, bad: set[str], run_id_given: bool) -> Iterator[s
             f"elastic.min_nodes={low} must be between 1 and elastic.max_nodes={high}: "
             "raise elastic.max_nodes or lower elastic.min_nodes."
         )
-    if high > 1 and not run_id_given:
-        yield (
-            f"elastic.max_nodes={high} needs a run_id, the same on every node: add run_id=NAME "
-            "(nodes could not agree on a generated one)."
-        )
-    if high > 1 and run.rendezvous.endpoint is None and "rendezvous.endpoint" not in bad:
-        yield (
-            f"elastic.max_nodes={high} needs an address where the nodes meet: "
-            "add rendezvous.endpoint=HOST:PORT, the same on every node."
-        )
-    if run.rendezvous.endpoint is not None and not re.fullmatch(r".+:\d+", run.rendezvous.endpoint):
-        yield (
-            f"rendezvous.endpoint={run.rendezvous.endpoint} must be HOST:PORT: "
-            "name a host that every node reaches and a free port, for example node0:29400."
-        )
+    if high > 1:
+        yield f"elastic.max_nodes={high} must be 1, since this version runs on one node: use elastic.max_nodes=1."
 
 
 def _nproc_rule(run: RunConfig, bad: set[str]) -> Iterator[str]:

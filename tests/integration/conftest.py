@@ -111,16 +111,18 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
 
     def start(*overrides: str, cwd: Path = PROJECT, experiment: str = "digits_mlp", **environment: str) -> Run:
         folder = tmp_path / "run"
+        flags = [override for override in overrides if override.startswith("-")]
         command = [
             sys.executable,
             str(PROJECT / "train.py"),
+            *flags,
             f"+experiment={experiment}",
             f"hydra.run.dir={folder}",
             "elastic.nproc_per_node=2",
             "checkpoint.every_n_steps=20",
             "trainer.max_epochs=20",
             "data.batch_size=64",
-            *overrides,
+            *[override for override in overrides if override not in flags],
         ]
         runs.append(Run(folder, command, cwd, environment))
         return runs[-1]

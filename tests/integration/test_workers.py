@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
 
@@ -36,6 +37,7 @@ def test_worker_when_started_then_has_the_settings_of_the_launching_process(
         "threads": 3,
         "seed": "123",
         "cublas": ":4096:8",
+        "start_method": multiprocessing.get_start_method(),
         "own_variable": "kept",
         "rank": 0,
     }

@@ -50,7 +50,7 @@ def test_options_when_listed_then_no_knob_was_added_or_lost() -> None:
         ],
         "objective": ["metric", "direction"],
         "elastic": ["min_nodes", "max_nodes", "nproc_per_node", "num_threads", "monitor_interval"],
-        "rendezvous": ["backend", "endpoint", "join_timeout", "local_addr"],
+        "rendezvous": ["backend", "local_addr"],
         "restart": ["policy", "max_restarts"],
         "checkpoint": ["dir", "every_n_steps", "keep_last", "keep_best"],
     }
@@ -119,16 +119,12 @@ def test_parse_when_a_range_is_given_then_the_two_keys_are_named_r10(key: str) -
     )
 
 
-def test_parse_when_nodes_are_a_plain_number_then_it_is_that_number_r10() -> None:
-    cfg = config(elastic__min_nodes=2, elastic__max_nodes=2, run_id="a", rendezvous__endpoint="host:29400")
-    assert parse(cfg, "/runs/x", None).elastic.max_nodes == 2
-
-
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
         ("elastic.min_nodes", 0, "must be at least 1"),
         ("elastic.min_nodes", 2, "must be between 1 and elastic.max_nodes=1"),
+        ("elastic.max_nodes", 2, "must be 1, since this version runs on one node"),
         ("elastic.max_nodes", True, "must be an integer"),
         ("elastic.max_nodes", "many", "must be an integer"),
         ("elastic.nproc_per_node", 0, "must be a number of at least 1, auto, gpu or cpu"),
@@ -137,8 +133,6 @@ def test_parse_when_nodes_are_a_plain_number_then_it_is_that_number_r10() -> Non
         ("elastic.num_threads", 0, "must be at least 1"),
         ("elastic.monitor_interval", 0, "must be more than 0"),
         ("rendezvous.backend", "etcd", "must be c10d"),
-        ("rendezvous.endpoint", "node0", "must be HOST:PORT"),
-        ("rendezvous.join_timeout", -1, "must be more than 0"),
         ("rendezvous.local_addr", 7, "must be text or null"),
         ("restart.policy", "always", "must be on_failure or never"),
         ("restart.max_restarts", -1, "must be at least 0"),
@@ -169,11 +163,6 @@ def test_parse_when_a_value_breaks_a_rule_then_key_value_and_rule_are_named(key:
     (problem,) = problems_of(**{key.replace(".", "__"): value})
     assert problem.startswith(key)
     assert words in problem
-
-
-def test_parse_when_there_are_several_nodes_then_run_id_and_endpoint_are_needed() -> None:
-    found = problems_of(elastic__max_nodes=2)
-    assert [("run_id" in p, "rendezvous.endpoint" in p) for p in found] == [(True, False), (False, True)]
 
 
 def test_parse_when_several_things_are_wrong_then_all_are_listed() -> None:

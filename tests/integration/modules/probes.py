@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import sys
 import time
@@ -53,6 +54,7 @@ class GlobalsProbe(pl.Callback):
             "threads": torch.get_num_threads(),
             "seed": os.environ.get("PL_GLOBAL_SEED"),
             "cublas": os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
+            "start_method": multiprocessing.get_start_method(),
             "own_variable": os.environ.get("PROBE_VARIABLE"),
             "rank": trainer.global_rank,
         }

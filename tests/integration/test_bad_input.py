@@ -1,0 +1,53 @@
+"""Bad input that is only found once torch is there: one clear message, exit code 2, no worker."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.integration.conftest import PROJECT, Run
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["model._target_=probes.UnpicklableMLP"], ["UnpicklableMLP", "activation_hook", "cannot be sent"]),
+        (["model._target_=probes.NoSuchMLP"], ["model._target_=probes.NoSuchMLP"]),
+        (["elastic.nproc_per_node=gpu", "trainer.accelerator=cpu"], ["elastic.nproc_per_node=gpu"]),
+        (["elastic.min_nodes=2"], ["elastic.min_nodes=2", "elastic.max_nodes=1"]),
+    ],
+)
+def test_run_when_the_input_is_bad_then_one_message_exit_code_2_and_no_worker(
+    start: Callable[..., Run], overrides: list[str], words: list[str]
+) -> None:
+    run = start(*overrides)
+    run.finish(code=2)
+    for word in words:
+        assert word in run.stderr
+    assert "Traceback" not in run.stderr
+    assert run.events("generation_started") == []
+
+
+def test_run_when_the_model_is_unknown_then_the_nearest_names_are_given(start: Callable[..., Run]) -> None:
+    run = start("model.name=resnet19", experiment="imagenet_elastic")
+    run.finish(code=2)
+    assert "model.name=resnet19" in run.stderr
+    assert "resnet18" in run.stderr
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare, of util-linux")
+@pytest.mark.parametrize("overrides", [[], ["rendezvous.local_addr=127.0.0.1"]], ids=["default", "local_addr"])
+def test_run_when_the_machines_name_does_not_resolve_then_it_trains_all_the_same_r11(
+    tmp_path: Path, overrides: list[str]
+) -> None:
+    train = [sys.executable, str(PROJECT / "train.py"), "+experiment=digits_mlp", "elastic.nproc_per_node=2"]
+    train += ["trainer.max_epochs=1", f"hydra.run.dir={tmp_path / 'run'}", *overrides]
+    rename = ["unshare", "--uts", "--map-root-user", "sh", "-c", 'hostname no-such-name.invalid && exec "$@"', "sh"]
+    done = subprocess.run([*rename, *train], capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "logs" / "agent_no-such-name.invalid.log").exists()

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from rich.console import Console
+
+from elastic_harness.display import Display
+from elastic_harness.messages import Evaluated, Phase, Progress
+from elastic_harness.restart import Decision, Failure
+from elastic_harness.result import Result
+from elastic_harness.run_folder import RunFolder
+
+KILLED = Failure(1, "signal", "SIGKILL", step=37)
+
+
+def display(terminal: bool = False) -> tuple[Display, io.StringIO]:
+    output = io.StringIO()
+    console = Console(file=output, soft_wrap=True, markup=False, highlight=False, force_terminal=terminal, width=100)
+    return Display(console), output
+
+
+def test_display_when_output_is_no_terminal_then_there_is_no_bar() -> None:
+    shown, output = display()
+    with shown.progress():
+        for step in range(100):
+            shown.update([Progress(step=step, total_steps=100, phase=Phase.TRAINING)])
+    assert output.getvalue() == ""
+
+
+def test_display_when_output_is_a_terminal_then_the_bar_shows_step_and_loss() -> None:
+    shown, output = display(terminal=True)
+    with shown.progress():
+        shown.update([Progress(step=30, total_steps=120, epoch=2, phase=Phase.TRAINING, loss=0.25)])
+        assert "30/120" in output.getvalue()
+        assert "epoch 2" in output.getvalue()
+        assert "loss 0.250" in output.getvalue()
+
+
+def test_display_when_a_worker_failed_then_cause_and_resume_point_are_one_line() -> None:
+    shown, output = display()
+    shown.restarting(KILLED, Decision(True, "restart 1 of 10"))
+    shown.resumed("/runs/a/checkpoints/step_00000030.ckpt", 30)
+    assert output.getvalue() == (
+        "restart 1 of 10: rank 1 was killed by SIGKILL, perhaps out of memory at step 37; "
+        "going on from step 30 (step_00000030.ckpt)\n"
+    )
+
+
+def test_display_when_a_run_is_resumed_then_says_from_where_and_a_fresh_one_is_silent() -> None:
+    shown, output = display()
+    shown.resumed(None, 0)
+    assert output.getvalue() == ""
+    shown.resumed("/runs/a/checkpoints/step_00000030.ckpt", 30)
+    assert output.getvalue() == "resuming from step 30 (step_00000030.ckpt)\n"
+
+
+def test_display_when_lines_have_brackets_or_are_long_then_they_come_out_as_they_are(tmp_path: Path) -> None:
+    shown, output = display()
+    shown.evaluated(Evaluated(3, 120, {"val/[top1]": 0.5, "x" * 150: 1.0}))
+    assert output.getvalue() == f"epoch 3  step 120  val/[top1] 0.5  {'x' * 150} 1\n"
+
+
+def test_summary_when_the_run_ended_then_says_how(tmp_path: Path) -> None:
+    shown, output = display()
+    shown.summary(Result("finished", 240, 20, {"val/acc": 0.96}, "ab", 2, 1, 7, [2, 2], 12.4), RunFolder(tmp_path))
+    assert "finished: 240 steps in 12 s, 1 restart, 7 steps trained again  val/acc 0.96" in output.getvalue()
+    assert str(tmp_path) in output.getvalue()

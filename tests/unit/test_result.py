@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from elastic_harness.events import Timeline
+from elastic_harness.result import Result, weights_sha256
+
+
+def test_weights_sha256_when_anything_differs_then_so_does_the_hash() -> None:
+    state = {"b": torch.ones(2, 3), "a": torch.arange(4), "c": torch.ones(2, dtype=torch.bfloat16)}
+    same = {name: state[name].clone() for name in sorted(state)}
+    assert weights_sha256(state) == weights_sha256(same)
+    changed = {
+        "value": {**state, "b": torch.full((2, 3), 1.0000001)},
+        "shape": {**state, "b": torch.ones(3, 2)},
+        "type": {**state, "a": torch.arange(4, dtype=torch.int32)},
+        "name": {"z": state["b"], "a": state["a"], "c": state["c"]},
+        "sign of zero": {**state, "b": torch.ones(2, 3) * -0.0},
+    }
+    hashes = {weights_sha256(other) for other in changed.values()} | {weights_sha256(state)}
+    assert len(hashes) == len(changed) + 1
+
+
+def test_weights_sha256_when_a_tensor_is_not_contiguous_or_a_scalar_then_its_values_count() -> None:
+    matrix = torch.arange(6.0).reshape(2, 3)
+    assert weights_sha256({"a": matrix.T.contiguous().T}) == weights_sha256({"a": matrix})
+    assert weights_sha256({"a": torch.tensor(1.0)}) != weights_sha256({"a": torch.tensor(2.0)})
+    assert weights_sha256({"a": torch.empty(0)}) == weights_sha256({"a": torch.empty(0)})
+
+
+def test_result_when_put_together_then_counts_over_all_starts_of_the_run(tmp_path: Path) -> None:
+    timeline = Timeline(tmp_path / "events.jsonl", "node0")
+    for generation, restart, world_size in ((0, False, 2), (1, True, 2), (2, False, 3)):
+        timeline.record("generation_started", generation=generation, step=0, world_size=world_size, restart=restart)
+    timeline.record("resumed", generation=1, step=20, world_size=2, steps_lost=7)
+    timeline.record("resumed", generation=2, step=40, world_size=3, steps_lost=0)
+    result = Result.of("failed", 50, None, timeline, 1.23456)
+    assert (result.generations, result.restarts, result.steps_lost) == (3, 1, 7)
+    assert result.world_sizes == [2, 2, 3]
+    assert result.weights_sha256 is None
+    assert result.epoch is None
+    assert result.wall_seconds == 1.235

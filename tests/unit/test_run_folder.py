@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import multiprocessing
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastic_harness import run_folder
+from elastic_harness.config import RunConfig, to_yaml
+from elastic_harness.errors import ConfigError
+from elastic_harness.result import Result
+from elastic_harness.run_folder import RunFolder
+
+
+def result(status: str) -> Result:
+    return Result(status, 10, 1, {"val/acc": 0.9}, "ab", 1, 0, 0, [2], 1.0)
+
+
+def config(tmp_path: Path, **trainer: Any) -> RunConfig:
+    return RunConfig(run_id="a", run_dir=str(tmp_path), experiment=None, trainer=trainer)
+
+
+def hold(path: Path, ready: Connection, seconds: float) -> None:
+    with RunFolder(path).in_use():
+        ready.send(None)
+        time.sleep(seconds)
+
+
+def test_in_use_when_another_process_holds_the_folder_then_waits_for_it_to_end(tmp_path: Path) -> None:
+    ours, theirs = multiprocessing.Pipe()
+    holder = multiprocessing.get_context("spawn").Process(target=hold, args=(tmp_path, theirs, 0.5))
+    holder.start()
+    ours.recv()
+    with RunFolder(tmp_path).in_use():
+        assert (tmp_path / ".lock").read_text() != str(holder.pid)
+    holder.join()
+    assert holder.exitcode == 0
+
+
+def test_in_use_when_the_other_process_stays_then_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_folder, "_LOCK_SECONDS", 0.2)
+    ours, theirs = multiprocessing.Pipe()
+    holder = multiprocessing.get_context("spawn").Process(target=hold, args=(tmp_path, theirs, 60.0))
+    holder.start()
+    ours.recv()
+    try:
+        with pytest.raises(ConfigError, match=f"in use by process {holder.pid}"), RunFolder(tmp_path).in_use():
+            pass
+    finally:
+        holder.kill()
+        holder.join()
+
+
+def test_in_use_when_the_folder_cannot_be_made_then_the_key_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(ConfigError, match=r"hydra\.run\.dir=.*cannot be written"),
+        RunFolder(tmp_path / "file").in_use(),
+    ):
+        pass
+
+
+def test_next_generation_when_logs_are_there_then_is_one_more_than_the_highest(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert folder.next_generation() == 0
+    folder.log_folder(0)
+    folder.log_folder(10)
+    (tmp_path / "logs" / "generation_x").mkdir()
+    assert folder.next_generation() == 11
+
+
+@pytest.mark.parametrize(
+    ("status", "asked", "resume", "done"),
+    [
+        ("finished", {"max_epochs": 3}, "auto", True),
+        ("finished", {"max_epochs": 4}, "auto", False),
+        ("finished", {"max_epochs": 3, "max_steps": 5}, "auto", False),
+        ("finished", {"max_epochs": 3}, "never", False),
+        ("failed", {"max_epochs": 3}, "auto", False),
+        ("preempted", {"max_epochs": 3}, "auto", False),
+    ],
+)
+def test_finished_when_result_and_length_fit_then_the_result_is_given(
+    tmp_path: Path, status: str, asked: dict[str, int], resume: str, done: bool
+) -> None:
+    folder = RunFolder(tmp_path)
+    folder.write_config(to_yaml(config(tmp_path, max_epochs=3)))
+    folder.write_result(result(status))
+    run = config(tmp_path, **asked)
+    run.resume = resume
+    found = folder.finished(run)
+    assert (found is not None) is done
+    if found:
+        assert found["metrics"] == {"val/acc": 0.9}
+
+
+def test_finished_when_the_folder_is_empty_then_it_is_not(tmp_path: Path) -> None:
+    assert RunFolder(tmp_path).finished(config(tmp_path)) is None
+
+
+def test_set_aside_when_called_twice_then_both_runs_are_kept(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    with folder.in_use():
+        for number in range(2):
+            folder.write_result(result("failed"))
+            folder.set_aside()
+            assert (tmp_path / f"superseded_{number}" / "result.json").exists()
+        folder.set_aside()
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [".lock", "superseded_0", "superseded_1"]
