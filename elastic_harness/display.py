@@ -98,9 +98,13 @@ class Display:
     def summary(self, result: Result, folder: RunFolder) -> None:
         """Print how the run ended."""
         metrics = "  ".join(f"{name} {value:.4g}" for name, value in result.metrics.items())
-        self.line(
-            f"{result.status}: {result.step} steps in {result.wall_seconds:.0f} s, "
-            f"{result.restarts} restart{'s' * (result.restarts != 1)}, "
-            f"{result.steps_lost} steps trained again  {metrics}".rstrip()
+        course = (
+            f"{result.status}: {_count(result.step, 'step')} in {result.wall_seconds:.0f} s, "
+            f"{_count(result.restarts, 'restart')}, {_count(result.steps_lost, 'step')} trained again"
         )
+        self.line(f"{course}  {metrics}".rstrip())
         self.line(f"run folder: {folder.path}")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"

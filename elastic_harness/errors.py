@@ -4,7 +4,7 @@ HarnessError                1
 +-- ConfigError             2    bad configuration or input; no worker was started
 +-- TrainingFailed          1    failed for good: permanent error, crash loop, restart budget spent
 +-- ClusterError            144  rendezvous lost or timed out; the same command may be tried again
-Stopped (BaseException)     128 + signal: stopped from outside, resumable
+Stopped (BaseException)     129, 130, 143: stopped by SIGHUP, SIGINT, or any other stop signal; resumable
 """
 
 from __future__ import annotations
@@ -57,5 +57,5 @@ class Stopped(BaseException):
 
     def __init__(self, signum: int) -> None:
         self.signal = signal.Signals(signum)
-        self.exit_code = 128 + signum
+        self.exit_code = 128 + (signum if signum in (signal.SIGHUP, signal.SIGINT) else signal.SIGTERM)
         super().__init__(f"stopped by {self.signal.name}")

@@ -64,6 +64,11 @@ class ImageClassifier(pl.LightningModule):
         self.val_top1, self.val_top5 = _accuracy(num_classes, 1), _accuracy(num_classes, 5)
         self.test_top1, self.test_top5 = _accuracy(num_classes, 1), _accuracy(num_classes, 5)
 
+    @property
+    def description(self) -> str:
+        """One phrase for the header of a run."""
+        return f"{self.name} with {self.num_classes} classes"
+
     def forward(self, images: Tensor) -> Tensor:
         """Class scores, shape ``(n, num_classes)``."""
         # The type too: with trainer.precision=bf16-true the weights are not float32.
