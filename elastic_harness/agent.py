@@ -260,6 +260,8 @@ class ElasticAgent(LocalElasticAgent):
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         for each in self._locals:
             each.kill()
+        for each in self._locals:
+            each.wait()
             each.connection.close()
         self._locals = []
 

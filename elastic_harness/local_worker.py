@@ -57,14 +57,20 @@ class LocalWorker:
                 yield as_message(self.connection.recv())
 
     def kill(self) -> None:
-        """End the worker and its loader processes, and wait until the worker is gone."""
+        """End the worker and its loader processes."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
-        # It does not lead its process group in its first milliseconds.
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
-        # join() would return at once if the zygote is gone.
+        if self._may_live():
+            # It does not lead its process group in its first milliseconds.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> None:
+        """Wait until the killed worker is gone."""
+        # Not with join(), which returns at once when the zygote is gone.
         with contextlib.suppress(psutil.NoSuchProcess):
-            process = psutil.Process(self.pid)
-            while process.status() != psutil.STATUS_ZOMBIE:
+            while self._may_live() and psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE:
                 time.sleep(0.001)
+
+    def _may_live(self) -> bool:
+        return self.process.exitcode in (None, zygote.EXIT_CODE_OF_ORPHANS)

@@ -10,6 +10,7 @@ Trainer.fit() in the user's process
 from __future__ import annotations
 
 import itertools
+import os
 import warnings
 from collections.abc import Iterator, Sized
 from typing import Any
@@ -98,6 +99,9 @@ class ElasticStrategy(DDPStrategy):
         environment.assignment = assignment
         self.num_nodes = assignment.num_nodes
         self.set_world_ranks()
+        if assignment.num_nodes == 1:
+            # gloo would look up this machine's own name, which may not resolve.
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         device = self.root_device
         torch.distributed.init_process_group(
             self._get_process_group_backend(),

@@ -147,8 +147,9 @@ def _run(
         progress.step = step
         if path is not None:
             bound.arguments["ckpt_path"] = path
-            # What loads a checkpoint of the run loads it whole, and nothing but plain data.
-            bound.arguments["weights_only"] = True
+            if path != assignment.resume_from:
+                # Written by this run, hyperparameters of any type included.
+                bound.arguments["weights_only"] = False
             _purge_after(trainer, step)
         for callback in callbacks:
             if isinstance(callback, ElasticCheckpoint):
@@ -156,7 +157,9 @@ def _run(
         if assignment.rank == 0:
             send(Resumed(path, step))
     results = function(*bound.args, **bound.kwargs)
-    return _collect(trainer, results) if assignment.rank == 0 else None
+    # On every rank, since the state of a metric may take a collective.
+    output = _collect(trainer, results)
+    return output.to_bytes() if assignment.rank == 0 else None
 
 
 def _silence() -> None:
@@ -200,7 +203,7 @@ def _purge_after(trainer: pl.Trainer, step: int) -> None:
             logger._kwargs["purge_step"] = step
 
 
-def _collect(trainer: pl.Trainer, results: Any) -> bytes:
+def _collect(trainer: pl.Trainer, results: Any) -> Output:
     fitting = trainer.state.fn == TrainerFn.FITTING
     best = trainer.checkpoint_callback
     return Output(
@@ -212,7 +215,7 @@ def _collect(trainer: pl.Trainer, results: Any) -> bytes:
         callbacks=call._call_callbacks_state_dict(trainer) if fitting else {},
         best_model_path=str(getattr(best, "best_model_path", "")),
         state_dict=trainer.lightning_module.state_dict() if fitting else None,
-    ).to_bytes()
+    )
 
 
 def _drop(message: Message) -> None:

@@ -28,7 +28,15 @@ EXIT_CODE_OF_ORPHANS = 255
 """What multiprocessing gives as the exit code of workers whose zygote died, while they may live on."""
 
 PRELOAD_VARIABLE = "ELASTIC_HARNESS_PRELOAD"
-ALWAYS = ("torch", "torchvision", "pytorch_lightning", "hydra", "elastic_harness.strategy")
+ALWAYS = (
+    "torch",
+    "torch.utils.tensorboard",
+    "torchvision",
+    "pytorch_lightning",
+    "elastic_harness.strategy",
+    "elastic_harness.entry",
+    "elastic_harness.worker",
+)
 
 
 failed_preloads: list[str] = []

@@ -37,6 +37,27 @@ def main():
 """
 
 
+FAILING = """
+import os
+import pytorch_lightning as pl
+import torch
+import elastic_harness.strategy
+from probes import RaisingMLP
+from recipes.digits_mlp.module import DigitsData
+
+class Saver(pl.Callback):
+    def on_exception(self, trainer, pl_module, exception):
+        with open("called", "a") as file:
+            file.write(f"{os.getpid()} ")
+
+if __name__ == "__main__":
+    trainer = pl.Trainer(
+        accelerator="cpu", devices=2, max_epochs=1, strategy="elastic", callbacks=[Saver()], default_root_dir="."
+    )
+    trainer.fit(RaisingMLP(optimizer=torch.optim.Adam), datamodule=DigitsData())
+"""
+
+
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
     path = tmp_path / "script.py"
@@ -82,6 +103,20 @@ def test_script_when_main_guard_is_missing_then_the_error_says_so(
     run.finish(code=1)  # an uncaught ConfigError in a script of the user's
     assert '`if __name__ == "__main__":`' in run.stderr.splitlines()[-1]
     assert "ConfigError" in run.stderr
+
+
+def test_script_when_training_fails_then_on_exception_runs_in_workers_only(
+    run_script: Callable[..., Run], tmp_path: Path
+) -> None:
+    path = tmp_path / "failing.py"
+    path.write_text(FAILING)
+    run = run_script(path)
+    run.finish(code=1)
+    workers = run.workers()
+    called = [int(pid) for pid in (tmp_path / "called").read_text().split()]
+    assert called
+    assert set(called) <= set(workers)
+    assert "TrainingFailed" in run.stderr
 
 
 def test_example_script_when_run_then_trains(run_script: Callable[..., Run]) -> None:
