@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -47,6 +48,9 @@ from elastic_harness.messages import (
     Saved,
 )
 from elastic_harness.process_state import ProcessState
+
+# How long the on_exception hooks of a worker may take.
+_HOOK_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -94,12 +98,13 @@ def main(
     progress.started = True
     _detach(assignment)
     send: Callable[[Message], None] = connection.send
+    trainer: pl.Trainer | None = None
     try:
         state.restore()
         trainer, function, args, kwargs = pickle.loads(memoryview(payload))
         output = _run(trainer, function, args, kwargs, assignment, progress, send)
     except BaseException as exception:
-        _leave(exception, send)
+        _leave(exception, trainer, send)
     progress.phase = Phase.FINISHED
     send(Finished(output))
 
@@ -261,11 +266,28 @@ class _Reporter(Callback):
         self._update(trainer, Phase.TRAINING)
 
 
-def _leave(exception: BaseException, send: Callable[[Message], None]) -> NoReturn:
-    """Report an exception and end at once: an interpreter with torch loaded takes a second to die of one."""
+def _leave(exception: BaseException, trainer: pl.Trainer | None, send: Callable[[Message], None]) -> NoReturn:
+    """Let the ``on_exception`` hooks run, report, and end at once.
+
+    An interpreter with torch loaded would take a second to die of the exception.
+    """
     raised = exception_report.report(exception)
     sys.stderr.write(raised.traceback)
-    send(raised)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(1)
+
+    def end() -> None:
+        send(raised)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+
+    if trainer is not None and not raised.consequence:
+        # A hook may wait for a peer that will never come.
+        timer = threading.Timer(_HOOK_SECONDS, end)
+        timer.daemon = True
+        timer.start()
+        try:
+            call._interrupt(trainer, exception)
+        except Exception:
+            traceback.print_exc()
+    end()
+    raise AssertionError("unreachable")

@@ -26,7 +26,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
         (_TrainingEpochLoop, ["_broadcast_sigterm_tensor", "_should_check_val_fx"]),
         (_SignalConnector, ["register_signal_handlers"]),
         (_CheckpointConnector, ["dump_checkpoint"]),
-        (call, ["_call_callbacks_state_dict"]),
+        (call, ["_call_callbacks_state_dict", "_interrupt"]),
         (seed, ["_collect_rng_states", "_set_rng_states"]),
         (
             LocalElasticAgent,
