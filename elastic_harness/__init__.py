@@ -1,12 +1,11 @@
 """Elastic training harness for Hydra and Lightning: runs that survive their machines.
 
-Importing this package imports neither torch nor Lightning; ``ElasticStrategy`` does, when it is asked for. Where
-Lightning is imported already, ``Trainer(strategy="elastic")`` works from here on.
+Importing this package imports neither torch nor Lightning; ``ElasticStrategy`` does, when it is asked for.
+``import elastic_harness.strategy`` makes ``Trainer(strategy="elastic")`` work.
 """
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 from elastic_harness.config import (
@@ -42,7 +41,3 @@ def __getattr__(name: str) -> Any:
 
         return ElasticStrategy
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-if "pytorch_lightning" in sys.modules:
-    from elastic_harness.strategy import ElasticStrategy

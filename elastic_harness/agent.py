@@ -7,18 +7,16 @@ only if the restart policy says so.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import logging
 import os
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from torch.distributed import DistError
 from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.events.api import Event, EventSource
@@ -26,7 +24,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
 from elastic_harness import zygote
 from elastic_harness.display import Display
-from elastic_harness.errors import ConfigError, Stopped, TrainingFailed
+from elastic_harness.errors import ClusterError, ConfigError, Stopped, TrainingFailed
 from elastic_harness.events import Timeline
 from elastic_harness.local_worker import LocalWorker
 from elastic_harness.messages import (
@@ -41,15 +39,16 @@ from elastic_harness.messages import (
 from elastic_harness.process_state import ProcessState
 from elastic_harness.restart import Failure, RestartPolicy
 from elastic_harness.run_folder import RunFolder
+from elastic_harness.stop_signals import STOP_SIGNALS, StopSignals
 
 log = logging.getLogger(__name__)
-
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 # How long a failure that looks like the consequence of another one waits for that other one to show.
 _CULPRIT_SECONDS = 2.0
 # How long a worker that has finished may take to leave.
 _FAREWELL_SECONDS = 5.0
+# How long a worker's death by a stop signal waits for the same signal to reach the agent.
+_SAME_SIGNAL_SECONDS = 0.5
 
 
 class ElasticAgent(LocalElasticAgent):
@@ -66,12 +65,14 @@ class ElasticAgent(LocalElasticAgent):
         folder: the run's folder.
         timeline: takes the events; None keeps none (evaluation is not part of the run's story).
         display: shows the progress.
+        stop: the signals that stop the run.
         modules: what the zygote imports beforehand.
         resume_from: checkpoint to start from when the run has none of its own.
 
     Raises (from ``run``):
         TrainingFailed: the policy does not allow another generation.
         Stopped: a signal asked this process to stop.
+        ClusterError: the store of a generation cannot be made.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class ElasticAgent(LocalElasticAgent):
         folder: RunFolder,
         timeline: Timeline | None,
         display: Display,
+        stop: StopSignals,
         modules: tuple[str, ...],
         resume_from: str | None,
     ) -> None:
@@ -91,7 +93,7 @@ class ElasticAgent(LocalElasticAgent):
         self.output: bytes | None = None
         self.failures: list[Failure] = []
         self.generation = folder.next_generation() - 1
-        self.step = 0
+        self.step = timeline.last_step() if timeline is not None else 0
         self._payload = zygote.context().RawArray(ctypes.c_char, len(payload))
         ctypes.memmove(self._payload, payload, len(payload))
         self._state = state
@@ -99,11 +101,10 @@ class ElasticAgent(LocalElasticAgent):
         self._folder = folder
         self._timeline = timeline
         self._display = display
+        self._stop = stop
         self._modules = modules
         self._resume_from = resume_from
         self._locals: list[LocalWorker] = []
-        self._stop_signal: int | None = None
-        self._wake_reader, self._wake_writer = zygote.context().Pipe(duplex=False)
 
     @property
     def world_size(self) -> int:
@@ -112,34 +113,45 @@ class ElasticAgent(LocalElasticAgent):
 
     # -- life cycle ----------------------------------------------------------------------------------------------
 
-    def run(self, role: str = "default") -> RunResult:
-        with self._stop_on_signals():
-            result: RunResult = super().run(role)
-        return result
-
     def _invoke_run(self, role: str = "default") -> RunResult:
         group = self._worker_group
-        self._initialize_workers(group)
+        while True:
+            failure = self._run_generation(group)
+            if failure is None:
+                ranks = [each.assignment.rank for each in self._locals]
+                return RunResult(WorkerState.SUCCEEDED, return_values=dict.fromkeys(ranks))
+            self._raise_if_stopped()
+            self.failures.append(failure)
+            self._record("worker_failed", rank=failure.rank, cause=failure.describe(), log=failure.log)
+            self._stop_workers(group)
+            decision = self._policy.decide(self.failures)
+            if not decision.restart:
+                raise TrainingFailed(_last_words(failure, decision.reason))
+            self._display.restarting(failure, decision)
+
+    def _run_generation(self, group: WorkerGroup) -> Failure | None:
+        """Start a generation and watch it to its end; what went wrong, or None if all finished."""
+        try:
+            self._initialize_workers(group)
+        except zygote.ZygoteDiedError:
+            return Failure(None, "zygote", "", step=self.step, made_progress=self.step > 0)
+        except DistError as error:
+            raise ClusterError(f"the store of generation {self.generation + 1} cannot be made: {error}") from error
         while True:
             result = self._monitor_workers(group)
             self._display.update([each.progress for each in self._locals])
-            if self._stop_signal is not None:
-                raise Stopped(self._stop_signal)
             if result.state is WorkerState.SUCCEEDED:
-                return result
+                return None
+            self._raise_if_stopped()
             if result.state is WorkerState.FAILED:
-                self._restart_or_fail(group)
+                failure = self._first_failure()
+                if failure.name in {number.name for number in STOP_SIGNALS}:
+                    wait([self._stop.reader], timeout=_SAME_SIGNAL_SECONDS)
+                return failure
 
-    def _restart_or_fail(self, group: WorkerGroup) -> None:
-        failure = self._first_failure()
-        self.failures.append(failure)
-        self._record("worker_failed", rank=failure.rank, cause=failure.describe(), log=failure.log)
-        self._stop_workers(group)
-        decision = self._policy.decide(self.failures)
-        if not decision.restart:
-            raise TrainingFailed(_last_words(failure, decision.reason))
-        self._display.restarting(failure, decision)
-        self._initialize_workers(group)
+    def _raise_if_stopped(self) -> None:
+        if self._stop.received is not None:
+            raise Stopped(self._stop.received)
 
     # -- starting ------------------------------------------------------------------------------------------------
 
@@ -147,10 +159,10 @@ class ElasticAgent(LocalElasticAgent):
         zygote.start(self._modules)
         self.generation += 1
         logs = self._folder.log_folder(self.generation)
-        self._locals = [
-            LocalWorker.start(self._assignment(each, worker_group, logs), self._payload, self._state)
-            for each in worker_group.workers
-        ]
+        self._locals = []
+        for member in worker_group.workers:
+            assignment = self._assignment(member, worker_group, logs)
+            self._locals.append(LocalWorker.start(assignment, self._payload, self._state, self._modules))
         workers = [
             {"rank": each.assignment.rank, "pid": each.pid, "node": os.uname().nodename} for each in self._locals
         ]
@@ -163,12 +175,12 @@ class ElasticAgent(LocalElasticAgent):
             rank=member.global_rank,
             local_rank=member.local_rank,
             world_size=member.world_size,
-            local_world_size=group.spec.local_world_size,
             node_rank=group.group_rank,
             num_nodes=group.group_world_size,
             store_host=group.master_addr,
             store_port=group.master_port,
             checkpoint_dir=str(self._folder.checkpoints),
+            lock_path=str(self._folder.workers_lock),
             log_path=str(logs / f"rank_{member.global_rank}.log"),
             resume_from=self._resume_from,
         )
@@ -178,7 +190,7 @@ class ElasticAgent(LocalElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         """Wait for news of the workers, at most ``monitor_interval`` seconds, and take it in."""
         pending = [each for each in self._locals if each.finished is None and each.raised is None]
-        news: list[Connection | int] = [self._wake_reader]
+        news: list[Connection | int] = [self._stop.reader]
         news += [each.connection for each in pending]
         news += [each.process.sentinel for each in pending]
         wait(news, timeout=worker_group.spec.monitor_interval)
@@ -190,8 +202,7 @@ class ElasticAgent(LocalElasticAgent):
         if all(each.finished for each in self._locals):
             for each in self._locals:
                 each.process.join(_FAREWELL_SECONDS)
-            ranks = [each.assignment.rank for each in self._locals]
-            return RunResult(WorkerState.SUCCEEDED, return_values=dict.fromkeys(ranks))
+            return RunResult(WorkerState.SUCCEEDED)
         failed = any(each.raised for each in pending) or any(not each.finished for each in dead)
         return RunResult(WorkerState.FAILED if failed else WorkerState.HEALTHY)
 
@@ -199,14 +210,13 @@ class ElasticAgent(LocalElasticAgent):
         for message in source.messages():
             match message:
                 case Resumed(checkpoint, step):
-                    lost = max(self.step - step, 0) if self.failures else 0
-                    self.step = step
+                    lost, self.step = max(self.step - step, 0), step
                     self._display.resumed(checkpoint, step)
                     if checkpoint is not None or self.failures:
                         self._record("resumed", checkpoint=checkpoint, steps_lost=lost)
                 case Saved(checkpoint, step):
                     self.step = max(self.step, step)
-                    self._record("checkpoint_saved", checkpoint=checkpoint)
+                    self._record("checkpoint_saved", step=step, checkpoint=checkpoint)
                 case Evaluated():
                     self._display.evaluated(message)
                 case Raised():
@@ -245,12 +255,12 @@ class ElasticAgent(LocalElasticAgent):
             return failure, raised.consequence
         code = raised.exit_code if raised is not None else source.process.exitcode
         assert code is not None
-        if code == EXIT_MISSING_MAIN_GUARD:
+        if code == EXIT_MISSING_MAIN_GUARD and not source.progress.started:
             raise ConfigError(_MISSING_MAIN_GUARD)
         if code == zygote.EXIT_CODE_OF_ORPHANS and not zygote.is_alive():
             return Failure(None, "zygote", "", **common), False
         if code < 0:
-            return Failure(rank, "signal", signal.Signals(-code).name, exit_code=code, **common), False
+            return Failure(rank, "signal", _signal_name(-code), exit_code=code, **common), False
         # A worker that never got as far as its first message ended in the import of the user's script, before its
         # output went to its log: it will do so again.
         return Failure(rank, "exit", "", exit_code=code, permanent=not source.progress.started, **common), False
@@ -268,33 +278,13 @@ class ElasticAgent(LocalElasticAgent):
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
         self._stop_workers(self._worker_group)
 
-    @contextlib.contextmanager
-    def _stop_on_signals(self) -> Iterator[None]:
-        """While it lasts, a stop signal is only noted, and wakes the agent; what ignored it goes on to."""
-
-        def note(signum: int, _: object) -> None:
-            self._stop_signal = signum
-            self._wake_writer.send_bytes(b"")
-
-        before: dict[int, Callable[..., Any] | int | None] = {}
-        in_main_thread = threading.current_thread() is threading.main_thread()
-        for number in STOP_SIGNALS if in_main_thread else ():
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                before[number] = signal.signal(number, note)
-        try:
-            yield
-        finally:
-            for signum, handler in before.items():
-                signal.signal(signum, handler)
-
     # -- reporting -----------------------------------------------------------------------------------------------
 
     def _record(self, event: str, **details: Any) -> None:
-        log.info("generation %s, step %s: %s %s", self.generation, self.step, event, details)
+        place = {"generation": self.generation, "step": self.step, "world_size": self.world_size, **details}
+        log.info("%s %s", event, place)
         if self._timeline is not None:
-            self._timeline.record(
-                event, generation=self.generation, step=self.step, world_size=self.world_size, **details
-            )
+            self._timeline.record(event, **place)
 
     def _construct_event(self, state: str, source: EventSource, *_: Any, **__: Any) -> Event:
         # torch's looks up this machine's full name in the DNS for every event, and nobody reads them.
@@ -305,6 +295,13 @@ _MISSING_MAIN_GUARD = (
     'The script calls fit() outside of `if __name__ == "__main__":`. Every worker imports the script, so that line '
     'is needed: put what builds the Trainer and calls fit() below `if __name__ == "__main__":`.'
 )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
 
 
 def _last_words(failure: Failure, reason: str) -> str:

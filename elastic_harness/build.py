@@ -10,14 +10,18 @@ import logging
 import os
 import shlex
 import sys
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import InstantiationException
+from hydra.types import RunMode
 from hydra.utils import instantiate
+from lightning_fabric.utilities.exceptions import MisconfigurationException
 from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.loggers import Logger
 
@@ -28,7 +32,8 @@ from elastic_harness.spelling import unknown
 from elastic_harness.strategy import ElasticStrategy
 from elastic_harness.targets import check_targets, takes_argument
 
-_INPUT_ERRORS = (ValueError, TypeError, FileNotFoundError)
+# What constructors raise about a value; anything else is a bug, and its traceback is worth more than a sentence.
+_INPUT_ERRORS = (ValueError, FileNotFoundError, MisconfigurationException)
 
 
 def build(run: RunConfig) -> tuple[pl.LightningModule, pl.LightningDataModule, pl.Trainer]:
@@ -72,17 +77,23 @@ def introduce(run: RunConfig, model: pl.LightningModule, data: pl.LightningDataM
     """Print what is about to run, and how to resume it."""
     weights = sum(parameter.numel() for parameter in model.parameters())
     workers = trainer.num_devices
-    named = any(override.startswith(("run_id=", "hydra.run.dir=")) for override in sys.argv)
-    resume = shlex.join(["python", *sys.argv, *([] if named else [f"run_id={run.run_id}"])])
     facts = {
         "experiment": run.experiment or "none",
         "data": getattr(data, "description", type(data).__name__),
         "model": f"{getattr(model, 'description', type(model).__name__)}, {weights:,} weights",
         "world": f"1 node with {workers} worker{'s' * (workers > 1)} on {trainer.strategy.root_device.type}",
         "run folder": run.run_dir,
-        "resume with": resume,
     }
+    if HydraConfig.get().mode == RunMode.RUN:
+        facts["resume with"] = _resume_command(run)
     Display().header(facts)
+
+
+def _resume_command(run: RunConfig) -> str:
+    """The command line of this start, made to find this run again."""
+    words = [word for word in sys.argv if not word.startswith("resume=")]
+    named = any(word.startswith(("run_id=", "hydra.run.dir=")) for word in words)
+    return shlex.join(["python", *words, *([] if named else [f"run_id={run.run_id}"])])
 
 
 def worker_count(run: RunConfig) -> int:
@@ -121,11 +132,12 @@ def _model(run: RunConfig) -> pl.LightningModule:
 
 
 def _trainer(run: RunConfig, callbacks: list[Callback], logger: Logger | bool) -> pl.Trainer:
-    accelerators = {"cpu": "cpu", "gpu": "gpu"}
     devices = worker_count(run)
     arguments = {"accelerator": "auto", **instantiate(run.trainer, _convert_="all")}
     if arguments["accelerator"] == "auto":
-        arguments["accelerator"] = accelerators.get(run.elastic.nproc_per_node, "auto")
+        # With fewer GPUs than workers were asked for, all of them use CPUs; the header says so.
+        asked_for_cpu = run.elastic.nproc_per_node == "cpu"
+        arguments["accelerator"] = "cpu" if asked_for_cpu or devices > torch.cuda.device_count() else "gpu"
     strategy = ElasticStrategy(
         elastic=run.elastic,
         rendezvous=run.rendezvous,
@@ -134,8 +146,8 @@ def _trainer(run: RunConfig, callbacks: list[Callback], logger: Logger | bool) -
         objective=run.objective,
         run_dir=run.run_dir,
         resume=run.resume,
-        config_yaml=to_yaml(run),
     )
+    strategy.config_yaml = to_yaml(run)
     with _input_errors("trainer", "pytorch_lightning.Trainer"), _quiet():
         return pl.Trainer(
             **arguments,
@@ -196,5 +208,8 @@ def _input_errors(key: str, target: str) -> Iterator[None]:
 
 def _about(key: str, target: str, error: BaseException) -> str:
     text = str(error)
-    # A module may name its own key, as in `data.root=/x does not exist: ...`.
-    return text if text.startswith((f"{key}.", f"{key}=")) else f"{key} ({target}) cannot be made: {text}"
+    if text.startswith((f"{key}.", f"{key}=")):
+        return text  # It names its own key, as in `data.root=/x does not exist: ...`.
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    return f"{key} ({target}) cannot be made: {text} ({type(error).__name__}{place})"

@@ -74,13 +74,11 @@ class CheckpointConfig:
     """When checkpoints are written and which are kept.
 
     Args:
-        dir: folder of the checkpoints; null is ``checkpoints`` in the run folder.
         every_n_steps: optimizer steps between two checkpoints; 0 writes only the last one.
         keep_last: newest checkpoints to keep.
         keep_best: checkpoints with the best ``objective`` to keep.
     """
 
-    dir: str | None = None
     every_n_steps: int = 50
     keep_last: int = 2
     keep_best: int = 1

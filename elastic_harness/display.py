@@ -97,7 +97,7 @@ class Display:
 
     def summary(self, result: Result, folder: RunFolder) -> None:
         """Print how the run ended."""
-        metrics = "  ".join(f"{name} {value:.4g}" for name, value in result.metrics.items())
+        metrics = "  ".join(f"{name} {value:.4g}" for name, value in result.metrics.items() if value is not None)
         course = (
             f"{result.status}: {_count(result.step, 'step')} in {result.wall_seconds:.0f} s, "
             f"{_count(result.restarts, 'restart')}, {_count(result.steps_lost, 'step')} trained again"

@@ -67,8 +67,6 @@ def hydra_entry(train: Callable[[DictConfig], float | None]) -> Callable[[], Non
 def parse_job(cfg: DictConfig) -> RunConfig:
     """``parse`` for a config that Hydra just composed: the run folder and the experiment come from Hydra.
 
-    A job of a sweep gets its number behind the ``run_id``, or two jobs would meet in one rendezvous.
-
     Raises:
         ConfigError: with every mistake that was found.
     """
@@ -85,13 +83,11 @@ def parse_job(cfg: DictConfig) -> RunConfig:
         raise ConfigError([*problems, *others]) from None
     if problems:
         raise ConfigError(problems)
-    if hydra_cfg.mode == RunMode.MULTIRUN:
-        run.run_id = f"{run.run_id}-{hydra_cfg.job.num}"
     return run
 
 
 @dataclass(frozen=True)
-class Finished:
+class EarlierResult:
     """A run that was there already, and finished.
 
     Args:
@@ -101,7 +97,7 @@ class Finished:
     objective: float | None
 
 
-def already_finished(run: RunConfig) -> Finished | None:
+def already_finished(run: RunConfig) -> EarlierResult | None:
     """Say so if the run folder holds a finished run, which is then left as it is."""
     result = RunFolder(Path(run.run_dir)).finished(run)
     if result is None:
@@ -110,7 +106,7 @@ def already_finished(run: RunConfig) -> Finished | None:
         f"The run in {run.run_dir} has finished after {result['step']} steps: raise trainer.max_epochs to train on, "
         "or use resume=never to start over."
     )
-    return Finished(result["metrics"].get(run.objective.metric))
+    return EarlierResult(result["metrics"].get(run.objective.metric))
 
 
 def new_run_id() -> str:
@@ -157,8 +153,11 @@ def _job(train: Callable[[DictConfig], float | None], cfg: DictConfig, failed: l
     sweep = hydra_cfg.mode == RunMode.MULTIRUN
     if sweep:
         _say(f"Job {hydra_cfg.job.num}: {' '.join(hydra_cfg.overrides.task)}")
+    environment = dict(os.environ)
     try:
         return train(cfg)
+    except Stopped:
+        raise
     except HarnessError as error:
         code = _report(error)
         if isinstance(error, ConfigError):
@@ -171,6 +170,10 @@ def _job(train: Callable[[DictConfig], float | None], cfg: DictConfig, failed: l
     except Exception:
         traceback.print_exc()
         code = 1
+    finally:
+        # Lightning leaves the seed and settings of CUDA there, which are not the next job's.
+        os.environ.clear()
+        os.environ.update(environment)
     if code:
         failed.append(code)
     if code and sweep:

@@ -4,7 +4,7 @@ HarnessError                1
 +-- ConfigError             2    bad configuration or input; no worker was started
 +-- TrainingFailed          1    failed for good: permanent error, crash loop, restart budget spent
 +-- ClusterError            144  rendezvous lost or timed out; the same command may be tried again
-Stopped (BaseException)     129, 130, 143: stopped by SIGHUP, SIGINT, or any other stop signal; resumable
+Stopped (SystemExit)        129, 130, 143: stopped by SIGHUP, SIGINT, or any other stop signal; resumable
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class ClusterError(HarnessError):
     exit_code = 144
 
 
-class Stopped(BaseException):
-    """A signal asked the run to stop; it can be resumed.
+class Stopped(SystemExit):
+    """A signal asked the run to stop; it can be resumed. Uncaught, it ends the process with its exit code.
 
-    A BaseException, since Hydra stores every Exception of a job and goes on with the sweep, and since
-    Lightning turns a KeyboardInterrupt into exit code 1.
+    Not an Exception, since Hydra stores those of a job and goes on with the sweep; nor a KeyboardInterrupt,
+    which Lightning turns into exit code 1.
 
     Args:
         signum: the signal that was received.
@@ -58,4 +58,4 @@ class Stopped(BaseException):
     def __init__(self, signum: int) -> None:
         self.signal = signal.Signals(signum)
         self.exit_code = 128 + (signum if signum in (signal.SIGHUP, signal.SIGINT) else signal.SIGTERM)
-        super().__init__(f"stopped by {self.signal.name}")
+        super().__init__(self.exit_code)

@@ -61,6 +61,10 @@ class Timeline:
             file.seek(-1, os.SEEK_END)
             return file.read() != b"\n"
 
+    def last_step(self) -> int:
+        """The step of the newest event that has one; 0 if there is none."""
+        return next((event["step"] for event in reversed(list(self.read())) if event["step"] is not None), 0)
+
     def read(self, event: str | None = None) -> Iterator[dict[str, Any]]:
         """All events so far, or those of one name; a line cut short by a crash is left out."""
         if not self.path.exists():

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytorch_lightning as pl
-from pytorch_lightning.callbacks import Callback
+from pytorch_lightning.callbacks import Callback, ModelCheckpoint
 from pytorch_lightning.strategies.launchers.launcher import _Launcher
 from pytorch_lightning.trainer.states import TrainerFn
 from torch.distributed.elastic.agent.server.api import WorkerSpec
@@ -31,6 +31,7 @@ from elastic_harness.process_state import ProcessState
 from elastic_harness.restart import RestartPolicy
 from elastic_harness.result import Result
 from elastic_harness.run_folder import RunFolder
+from elastic_harness.stop_signals import StopSignals
 
 if TYPE_CHECKING:
     from elastic_harness.strategy import ElasticStrategy
@@ -45,6 +46,11 @@ class ElasticLauncher(_Launcher):
 
     def __init__(self, strategy: ElasticStrategy) -> None:
         self._strategy = strategy
+        self._display = Display()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The workers have no use for the terminal.
+        return {**vars(self), "_display": None}
 
     @property
     def is_interactive_compatible(self) -> bool:
@@ -71,33 +77,35 @@ class ElasticLauncher(_Launcher):
             # A worker is importing the user's script and met fit() again. Its agent knows what the code means.
             os._exit(EXIT_MISSING_MAIN_GUARD)
         assert trainer is not None
-        folder = self._folder(trainer)
-        with folder.in_use():
-            timeline = None
-            if trainer.state.fn == TrainerFn.FITTING:
-                timeline = Timeline(folder.events, os.uname().nodename)
-                self._prepare_fit(trainer, folder)
+        folder = RunFolder(Path(self._strategy.run_dir or os.path.join(trainer.default_root_dir, "elastic")))  # noqa: PTH118
+        with _hooks_stay_in_workers(trainer), StopSignals() as stop, folder.in_use():
+            fitting = trainer.state.fn == TrainerFn.FITTING
+            if fitting:
+                self._prepare(trainer, folder)
             payload = pickling.dumps(trainer, function, args, kwargs)
-            with _agent_log(folder), _emptied(trainer) as callbacks:
-                output = self._supervise(payload, args[0], folder, timeline)
-                _take_over(output, trainer, callbacks)
+            timeline = self._begin(folder) if fitting else None
+            with _agent_log(folder):
+                output = self._supervise(payload, args[0], folder, timeline, stop)
+            _take_over(output, trainer)
         return output.results
 
     def kill(self, signum: Any) -> None:
         """Nothing to do: only the agent ends workers."""
 
     def _supervise(
-        self, payload: bytes, module: pl.LightningModule, folder: RunFolder, timeline: Timeline | None
+        self,
+        payload: bytes,
+        module: pl.LightningModule,
+        folder: RunFolder,
+        timeline: Timeline | None,
+        stop: StopSignals,
     ) -> worker.Output:
         """Run the agent to the end and record how it ended."""
-        display = Display()
         started = time.monotonic()
-        agent = self._agent(payload, module, folder, timeline, display)
+        agent = self._agent(payload, module, folder, timeline, stop)
         status, output = "failed", None
         try:
-            if timeline is not None:
-                timeline.record("run_started", generation=None, step=None, world_size=None)
-            with display.progress():
+            with self._display.progress():
                 agent.run()
             assert agent.output is not None
             output = worker.Output.from_bytes(agent.output)
@@ -112,7 +120,7 @@ class ElasticLauncher(_Launcher):
                 timeline.record("run_finished", **place, status=status)
                 result = Result.of(status, agent.step, output, timeline, time.monotonic() - started)
                 folder.write_result(result)
-                display.summary(result, folder)
+                self._display.summary(result, folder)
 
     def _agent(
         self,
@@ -120,7 +128,7 @@ class ElasticLauncher(_Launcher):
         module: pl.LightningModule,
         folder: RunFolder,
         timeline: Timeline | None,
-        display: Display,
+        stop: StopSignals,
     ) -> ElasticAgent:
         strategy = self._strategy
         elastic = strategy.elastic
@@ -130,7 +138,7 @@ class ElasticLauncher(_Launcher):
             role="worker",
             local_world_size=num_workers,
             entrypoint=worker.main,
-            rdzv_handler=rendezvous.create(elastic, strategy.rendezvous, folder.path.name),
+            rdzv_handler=rendezvous.create(strategy.rendezvous, folder.path.name),
             max_restarts=strategy.restart.max_restarts,
             monitor_interval=elastic.monitor_interval,
         )
@@ -141,47 +149,47 @@ class ElasticLauncher(_Launcher):
             policy=RestartPolicy(strategy.restart),
             folder=folder,
             timeline=timeline,
-            display=display,
+            display=self._display,
+            stop=stop,
             modules=(type(module).__module__,),
             resume_from=None if strategy.resume in ("auto", "never") else strategy.resume,
         )
 
-    def _folder(self, trainer: pl.Trainer) -> RunFolder:
-        path = self._strategy.run_dir or os.path.join(trainer.default_root_dir, "elastic")  # noqa: PTH118
-        return RunFolder(Path(path), self._strategy.checkpoint.dir)
-
-    def _prepare_fit(self, trainer: pl.Trainer, folder: RunFolder) -> None:
+    def _prepare(self, trainer: pl.Trainer, folder: RunFolder) -> None:
         strategy = self._strategy
-        if strategy.resume == "never":
-            folder.set_aside()
-        if strategy.config_yaml is not None:
-            folder.write_config(strategy.config_yaml)
         for logger in trainer.loggers:
             _ = logger.version  # settled here, or every generation would count up
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         if not any(isinstance(callback, ElasticCheckpoint) for callback in callbacks):
             callbacks.append(ElasticCheckpoint(folder.checkpoints, strategy.checkpoint, strategy.objective))
 
+    def _begin(self, folder: RunFolder) -> Timeline:
+        if self._strategy.resume == "never":
+            folder.set_aside()
+        changes = folder.begin(self._strategy.config_yaml)
+        if changes:
+            self._display.line("the configuration has changed since the last start:")
+            for change in changes:
+                self._display.line(f"  {change}")
+        timeline = Timeline(folder.events, os.uname().nodename)
+        timeline.record("run_started", generation=None, step=None, world_size=None)
+        return timeline
+
 
 @contextlib.contextmanager
-def _emptied(trainer: pl.Trainer) -> Iterator[list[Callback]]:
-    """Take the callbacks and loggers out of the Trainer: hooks and savers run in workers only.
+def _hooks_stay_in_workers(trainer: pl.Trainer) -> Iterator[None]:
+    """Keep Lightning from calling ``on_exception`` of every callback in this process, too, when ``launch`` raises.
 
-    Lightning calls ``on_exception`` of every callback here, too, when ``launch`` raises; one that saves then would
-    write this process's untrained weights over real ones.
+    A callback that saves then would write this process's untrained weights over real ones.
     """
-    callbacks, loggers = trainer.callbacks, trainer.loggers  # type: ignore[attr-defined]
-    trainer.callbacks, trainer.loggers = [], []  # type: ignore[attr-defined]
-    finished = False
     try:
-        yield callbacks
-        finished = True
-    finally:
-        if finished:
-            trainer.callbacks, trainer.loggers = callbacks, loggers  # type: ignore[attr-defined]
+        yield
+    except BaseException:
+        trainer.callbacks, trainer.loggers = [], []  # type: ignore[attr-defined]
+        raise
 
 
-def _take_over(output: worker.Output, trainer: pl.Trainer, callbacks: list[Callback]) -> None:
+def _take_over(output: worker.Output, trainer: pl.Trainer) -> None:
     """Put rank 0's result into the Trainer of this process."""
     if output.state_dict is not None:
         # Not strict: hooks may have changed the module in the workers.
@@ -190,25 +198,26 @@ def _take_over(output: worker.Output, trainer: pl.Trainer, callbacks: list[Callb
         trainer.fit_loop.restarting = False
     trainer.state = output.trainer_state
     trainer.callback_metrics.update(output.callback_metrics)
-    for callback in callbacks:
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if callback.state_key in output.callbacks:
             callback.load_state_dict(output.callbacks[callback.state_key])
-        if output.best_model_path and hasattr(callback, "best_model_path"):
-            with contextlib.suppress(AttributeError):
-                callback.best_model_path = output.best_model_path
+    if output.best_model_path and isinstance(trainer.checkpoint_callback, ModelCheckpoint):
+        trainer.checkpoint_callback.best_model_path = output.best_model_path
 
 
 @contextlib.contextmanager
 def _agent_log(folder: RunFolder) -> Iterator[None]:
-    """Send the log of the harness and of torch's agent to ``logs/agent_<node>.log`` as well."""
+    """Send the log of the harness to ``logs/agent_<node>.log`` as well."""
     folder.logs.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(folder.logs / f"agent_{os.uname().nodename}.log")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logger = logging.getLogger("elastic_harness")
+    level = logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     try:
         yield
     finally:
+        logger.setLevel(level)
         logger.removeHandler(handler)
         handler.close()

@@ -7,7 +7,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
@@ -21,7 +21,16 @@ from elastic_harness.process_state import ProcessState
 
 @dataclass
 class LocalWorker:
-    """A worker process of this node and what is known of it."""
+    """A worker process of this node and what is known of it.
+
+    Args:
+        assignment: its place in the generation.
+        process: its process, a child of the zygote.
+        connection: brings its messages.
+        progress: the record that it keeps up to date.
+        finished: its message that it did its part, once that is read.
+        raised: its message that an exception ended it, once that is read.
+    """
 
     assignment: Assignment
     process: ForkServerProcess
@@ -31,8 +40,18 @@ class LocalWorker:
     raised: Raised | None = None
 
     @classmethod
-    def start(cls, assignment: Assignment, payload: ctypes.Array[ctypes.c_char], state: ProcessState) -> LocalWorker:
-        """Fork the worker from the zygote."""
+    def start(
+        cls,
+        assignment: Assignment,
+        payload: ctypes.Array[ctypes.c_char],
+        state: ProcessState,
+        modules: Sequence[str],
+    ) -> LocalWorker:
+        """Fork the worker from the zygote; the arguments are those of ``worker.main`` and ``zygote.fork``.
+
+        Raises:
+            ZygoteDiedError: the zygote died meanwhile.
+        """
         context = zygote.context()
         progress = context.RawValue(Progress)
         ours, theirs = context.Pipe()
@@ -41,12 +60,13 @@ class LocalWorker:
             name=f"worker-{assignment.rank}",
             args=(assignment, payload, progress, theirs, state),
         )
-        process.start()
+        zygote.fork(process, modules)
         theirs.close()
         return cls(assignment, process, ours, progress)
 
     @property
     def pid(self) -> int:
+        """Its process id."""
         assert self.process.pid is not None
         return self.process.pid
 

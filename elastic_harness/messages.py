@@ -22,15 +22,14 @@ class Phase(IntEnum):
     STARTING = 0
     TRAINING = 1
     EVALUATING = 2
-    SAVING = 3
-    FINISHED = 4
+    FINISHED = 3
 
 
 class Progress(ctypes.Structure):
     """How far a worker is; lives in memory that it shares with its agent.
 
     ``started`` is set by the first line of the worker's own code, after the import of the user's script. ``step``
-    counts finished optimizer steps of the whole run, ``time`` is ``time.monotonic()`` of the last change.
+    counts finished optimizer steps of the whole run.
     """
 
     _fields_ = (
@@ -40,7 +39,6 @@ class Progress(ctypes.Structure):
         ("step", ctypes.c_long),
         ("total_steps", ctypes.c_long),
         ("loss", ctypes.c_double),
-        ("time", ctypes.c_double),
     )
 
 
@@ -53,12 +51,12 @@ class Assignment:
         rank: global rank.
         local_rank: rank on this node; also the index of the device.
         world_size: workers of the generation on all nodes.
-        local_world_size: workers of the generation on this node.
         node_rank: rank of the node.
         num_nodes: number of nodes.
         store_host: address of the generation's TCPStore, hosted by the agent of node rank 0.
         store_port: port of it.
         checkpoint_dir: folder of the run's checkpoints.
+        lock_path: file that the worker holds locked while it lives.
         log_path: file that takes the worker's stdout and stderr.
         resume_from: checkpoint to start from when the run has none of its own yet.
     """
@@ -67,18 +65,18 @@ class Assignment:
     rank: int
     local_rank: int
     world_size: int
-    local_world_size: int
     node_rank: int
     num_nodes: int
     store_host: str
     store_port: int
     checkpoint_dir: str
+    lock_path: str
     log_path: str
     resume_from: str | None = None
 
 
 class Resumed(NamedTuple):
-    """Rank 0 chose the state to start from; ``checkpoint`` is None for a fresh start."""
+    """Rank 0 is about to train, from ``checkpoint`` or, if that is None, from the beginning."""
 
     checkpoint: str | None
     step: int

@@ -34,7 +34,8 @@ class ProcessState:
     def capture(cls, num_threads: int) -> ProcessState:
         """Read the state of this process, without touching CUDA."""
         return cls(
-            environment=dict(os.environ),
+            # On one node gloo need not look up this machine's own name, which may not resolve.
+            environment={"GLOO_SOCKET_IFNAME": "lo", **os.environ},
             start_method=multiprocessing.get_start_method(),
             num_threads=num_threads,
             deterministic=torch.are_deterministic_algorithms_enabled(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ class Result:
         status: ``finished``, ``failed`` or ``preempted``.
         step: optimizer steps finished.
         epoch: epochs finished; None unless the run finished.
-        metrics: the Trainer's callback metrics at the end.
+        metrics: the Trainer's callback metrics at the end; None for one that is not a finite number.
         weights_sha256: hash of the final ``state_dict``, keys sorted; None unless the run finished.
         generations: worker groups started.
         restarts: worker groups started because of a failure.
@@ -35,7 +36,7 @@ class Result:
     status: str
     step: int
     epoch: int | None
-    metrics: dict[str, float]
+    metrics: dict[str, float | None]
     weights_sha256: str | None
     generations: int
     restarts: int
@@ -52,7 +53,7 @@ class Result:
             status=status,
             step=step,
             epoch=output.epoch if output else None,
-            metrics={name: float(value) for name, value in metrics.items()},
+            metrics={name: float(value) if math.isfinite(value) else None for name, value in metrics.items()},
             weights_sha256=weights_sha256(output.state_dict) if output and output.state_dict else None,
             generations=len(generations),
             restarts=sum(event["restart"] for event in generations),

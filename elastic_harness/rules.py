@@ -129,7 +129,7 @@ def _nproc_rule(run: RunConfig, bad: set[str]) -> Iterator[str]:
 
 
 def _resume_rule(run: RunConfig, bad: set[str]) -> Iterator[str]:
-    if "resume" in bad or run.resume in ("auto", "never") or Path(run.resume).exists():
+    if "resume" in bad or run.resume in ("auto", "never") or Path(run.resume).is_file():
         return
     yield (
         f"resume={run.resume} must be auto, never, or the path of a checkpoint, and there is no such file: "

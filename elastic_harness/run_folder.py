@@ -12,6 +12,7 @@ result.json                         how it ended
 from __future__ import annotations
 
 import contextlib
+import difflib
 import fcntl
 import json
 import os
@@ -39,12 +40,12 @@ class RunFolder:
 
     Args:
         path: the folder; made when the run is entered.
-        checkpoints: folder of the checkpoints; null is ``checkpoints`` in the run folder.
     """
 
-    def __init__(self, path: Path, checkpoints: str | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path.absolute()
-        self.checkpoints = Path(checkpoints).absolute() if checkpoints else self.path / "checkpoints"
+        self.checkpoints = self.path / "checkpoints"
+        self.workers_lock = self.path / ".workers.lock"
         self.events = self.path / "events.jsonl"
         self.logs = self.path / "logs"
         self._config = self.path / "config.yaml"
@@ -52,29 +53,30 @@ class RunFolder:
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
-        """Hold the folder for this process; workers that outlive a killed agent are waited for.
+        """Hold the folder for this process, once no worker of an earlier one is left.
 
         Raises:
-            ConfigError: another process holds it, or it cannot be written.
+            ConfigError: another process or a worker of one holds it, or it cannot be written.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = (self.path / _LOCK).open("a+")
+            lock, workers_lock = (self.path / _LOCK).open("a+"), self.workers_lock.open("a")
         except OSError as error:
             raise ConfigError(
-                f"hydra.run.dir={self.path} cannot be written ({error.strerror}): choose another folder with "
-                "hydra.run.dir=... or give this user the right to write there."
+                f"run folder {self.path} cannot be written ({error.strerror}): choose another one with "
+                "hydra.run.dir=PATH (in a script: run_dir), or give this user the right to write there."
             ) from error
-        with lock:
+        with lock, workers_lock:
             deadline = time.monotonic() + _LOCK_SECONDS
-            while not _try_lock(lock.fileno()):
+            while not (_try_lock(lock.fileno()) and _try_lock(workers_lock.fileno())):
                 if time.monotonic() > deadline:
                     lock.seek(0)
                     raise ConfigError(
-                        f"run_id: the run in {self.path} is in use by process {lock.read().strip() or 'unknown'}: "
-                        "wait until it ends, or start another run with another run_id."
+                        f"run folder {self.path} is in use by process {lock.read().strip() or 'unknown'} or a worker "
+                        "of it: wait until it ends, or start another run with another run_id (in a script: run_dir)."
                     )
                 time.sleep(0.1)
+            fcntl.flock(workers_lock, fcntl.LOCK_UN)
             lock.truncate(0)
             lock.write(str(os.getpid()))
             lock.flush()
@@ -82,12 +84,7 @@ class RunFolder:
 
     def next_generation(self) -> int:
         """The number of the next worker group: one more than the highest that has logs."""
-        numbers = [
-            int(match[1])
-            for folder in self.logs.glob("generation_*")
-            if (match := re.fullmatch(r"generation_(\d+)", folder.name))
-        ]
-        return max(numbers, default=-1) + 1
+        return _next_number(self.logs, "generation")
 
     def log_folder(self, generation: int) -> Path:
         """The folder of a generation's worker logs, made if need be."""
@@ -108,28 +105,50 @@ class RunFolder:
         return result if result["status"] == "finished" and same_length else None
 
     def set_aside(self) -> None:
-        """Move everything that an earlier run left here into ``superseded_<n>``."""
-        entries = [entry for entry in self.path.iterdir() if entry.name != _LOCK]
-        entries = [entry for entry in entries if not entry.name.startswith("superseded_")]
-        if entries:
-            number = sum(1 for _ in self.path.glob("superseded_*"))
-            target = self.path / f"superseded_{number}"
+        """Move what an earlier run left here, and nothing else, into ``superseded_<n>``."""
+        own = [self._config, self._result, self.events, self.checkpoints, self.logs, self.path / "tensorboard"]
+        if entries := [entry for entry in own if entry.exists()]:
+            target = self.path / f"superseded_{_next_number(self.path, 'superseded')}"
             target.mkdir()
             for entry in entries:
                 entry.rename(target / entry.name)
+
+    def begin(self, config: str | None) -> list[str]:
+        """Note that a start begins: the configuration is recorded, and what an earlier start came to is void.
+
+        Args:
+            config: content for ``config.yaml``; None leaves that file alone.
+
+        Returns:
+            The lines in which the configuration differs from that of the start before, as ``diff`` marks them.
+        """
+        self._result.unlink(missing_ok=True)
+        if config is None:
+            return []
+        before = self._config.read_text().splitlines() if self._config.exists() else config.splitlines()
+        self._write(self._config.name, config)
+        changes = difflib.ndiff(before, config.splitlines())
+        return [line for line in changes if line.startswith(("+ ", "- "))]
 
     def write_result(self, result: Result) -> None:
         """Write ``result.json``, whole or not at all."""
         self._write(self._result.name, json.dumps(asdict(result), indent=2) + "\n")
 
-    def write_config(self, text: str) -> None:
-        """Write ``config.yaml``, whole or not at all."""
-        self._write(self._config.name, text)
-
     def _write(self, name: str, text: str) -> None:
         temporary = self.path / f".{name}.partial"
         temporary.write_text(text)
         temporary.rename(self.path / name)
+
+
+def hold_lock(path: str) -> None:
+    """Share a lock for as long as this process lives: the run folder is not free while a worker of it is left."""
+    fcntl.flock(os.open(path, os.O_RDONLY | os.O_CREAT, 0o644), fcntl.LOCK_SH)
+
+
+def _next_number(folder: Path, name: str) -> int:
+    """One more than the highest ``<name>_<number>`` in a folder."""
+    matches = (re.fullmatch(rf"{name}_(\d+)", entry.name) for entry in folder.glob(f"{name}_*"))
+    return max((int(match[1]) for match in matches if match), default=-1) + 1
 
 
 def _try_lock(handle: int) -> bool:

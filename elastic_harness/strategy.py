@@ -10,7 +10,6 @@ Trainer.fit() in the user's process
 from __future__ import annotations
 
 import itertools
-import os
 import warnings
 from collections.abc import Iterator, Sized
 from typing import Any
@@ -30,9 +29,12 @@ from elastic_harness.config import (
     ObjectiveConfig,
     RendezvousConfig,
     RestartConfig,
+    RunConfig,
 )
+from elastic_harness.errors import ConfigError
 from elastic_harness.launcher import ElasticLauncher
 from elastic_harness.messages import Assignment
+from elastic_harness.rules import broken_rules
 
 
 class ElasticStrategy(DDPStrategy):
@@ -52,8 +54,13 @@ class ElasticStrategy(DDPStrategy):
         run_dir: the run's folder; null is ``<default_root_dir>/elastic``. A folder that holds a run resumes it.
         resume: ``auto`` (go on with the run in ``run_dir``), ``never`` (set it aside and start over), or the path of
             a checkpoint to start from when ``run_dir`` holds no run.
-        config_yaml: what to record as the run's ``config.yaml``.
         ddp_options: passed on to ``pytorch_lightning.strategies.DDPStrategy``, such as ``find_unused_parameters``.
+
+    Attributes:
+        config_yaml: what to record as the run's ``config.yaml``; None records nothing.
+
+    Raises:
+        ConfigError: a value breaks a rule; all such mistakes at once.
     """
 
     def __init__(
@@ -65,7 +72,6 @@ class ElasticStrategy(DDPStrategy):
         objective: ObjectiveConfig | None = None,
         run_dir: str | None = None,
         resume: str = "auto",
-        config_yaml: str | None = None,
         **ddp_options: Any,
     ) -> None:
         super().__init__(cluster_environment=ElasticEnvironment(), **ddp_options)
@@ -76,8 +82,25 @@ class ElasticStrategy(DDPStrategy):
         self.objective = objective or ObjectiveConfig()
         self.run_dir = run_dir
         self.resume = resume
-        self.config_yaml = config_yaml
+        self.config_yaml: str | None = None
+        self._check()
         self._resumed_loops: dict[str, Any] | None = None
+
+    def _check(self) -> None:
+        """The rules that a Hydra run keeps hold in a script, too."""
+        run = RunConfig(
+            run_id="script",
+            run_dir=self.run_dir or "",
+            experiment=None,
+            resume=self.resume,
+            objective=self.objective,
+            elastic=self.elastic,
+            rendezvous=self.rendezvous,
+            restart=self.restart,
+            checkpoint=self.checkpoint,
+        )
+        if problems := list(broken_rules(run, set())):
+            raise ConfigError(problems)
 
     def _configure_launcher(self) -> None:
         self._launcher = ElasticLauncher(self)
@@ -99,9 +122,6 @@ class ElasticStrategy(DDPStrategy):
         environment.assignment = assignment
         self.num_nodes = assignment.num_nodes
         self.set_world_ranks()
-        if assignment.num_nodes == 1:
-            # gloo would look up this machine's own name, which may not resolve.
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         device = self.root_device
         torch.distributed.init_process_group(
             self._get_process_group_backend(),
@@ -121,7 +141,8 @@ class ElasticStrategy(DDPStrategy):
         """Start the first training loader after a resume at the batch that comes next, in the order of its epoch.
 
         Lightning starts over at the epoch's first batch. It may also ask for the loader, and draw from it, before it
-        has restored its loops: a scheduler that wants to know the number of steps is enough.
+        has restored its loops: a scheduler that wants to know the number of steps is enough. A loader without a
+        torch ``BatchSampler`` (an iterable dataset, a batch sampler of its own) does start over.
         """
         assert self.lightning_module is not None
         if self._resumed_loops is None or self.lightning_module.trainer.state.stage != RunningStage.TRAINING:

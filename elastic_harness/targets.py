@@ -204,11 +204,8 @@ def _found(key: str, target: str) -> tuple[Callable[..., Any] | None, str]:
     """The callable of that name; or None, and why there is none."""
     try:
         found = locate(target)
-    except Exception as error:  # Any type may come out of the user's own module.
-        reason = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
-        return None, (
-            f"{key}._target_={target} cannot be imported ({reason}): correct the name, or the module it is in."
-        )
+    except ImportError as error:
+        return None, f"{key}._target_={target} cannot be imported ({error}): correct the name, or the module it is in."
     if not callable(found):
         kind = type(found).__name__
         return None, f"{key}._target_={target} must be a class or a function, and is a {kind}."

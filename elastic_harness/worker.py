@@ -14,7 +14,6 @@ import pickle
 import signal
 import sys
 import threading
-import time
 import traceback
 import warnings
 from collections.abc import Callable
@@ -48,6 +47,7 @@ from elastic_harness.messages import (
     Saved,
 )
 from elastic_harness.process_state import ProcessState
+from elastic_harness.run_folder import hold_lock
 
 # How long the on_exception hooks of a worker may take.
 _HOOK_SECONDS = 10.0
@@ -67,12 +67,14 @@ class Output:
     state_dict: dict[str, Any] | None
 
     def to_bytes(self) -> bytes:
+        """For the pipe to the agent."""
         buffer = io.BytesIO()
         torch.save(self, buffer)
         return buffer.getvalue()
 
     @staticmethod
     def from_bytes(data: bytes) -> Output:
+        """The output that ``to_bytes`` gave, its tensors on the CPU."""
         # Sent by our own worker, not read from a file.
         output = torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
         assert isinstance(output, Output)
@@ -120,6 +122,7 @@ def _detach(assignment: Assignment) -> None:
     for stream in (sys.stdout, sys.stderr):
         os.dup2(log, stream.fileno())
     os.close(log)
+    hold_lock(assignment.lock_path)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     sys.stderr.writelines(zygote.failed_preloads)
     threading.Thread(target=_end_with_agent, name="end-with-agent", daemon=True).start()
@@ -145,22 +148,21 @@ def _run(
     _silence()
     trainer.strategy.join(assignment, store)  # type: ignore[attr-defined]
     callbacks = _take_out_of_the_path(trainer)
-    callbacks.insert(0, _Reporter(progress, send if assignment.rank == 0 else _drop))
     bound = signature(function).bind(*args, **kwargs)
+    path = None
     if trainer.state.fn == TrainerFn.FITTING:
         path, step = _choose_resume_point(assignment, store)
-        progress.step = step
         if path is not None:
             bound.arguments["ckpt_path"] = path
             if path != assignment.resume_from:
                 # Written by this run, hyperparameters of any type included.
                 bound.arguments["weights_only"] = False
-            _purge_after(trainer, step)
+        if assignment.generation > 0:
+            _purge_from(trainer, step)
         for callback in callbacks:
             if isinstance(callback, ElasticCheckpoint):
                 callback.on_saved = lambda path, step: send(Saved(str(path), step))
-        if assignment.rank == 0:
-            send(Resumed(path, step))
+    callbacks.insert(0, _Reporter(progress, path, send if assignment.rank == 0 else _drop))
     results = function(*bound.args, **bound.kwargs)
     # On every rank, since the state of a metric may take a collective.
     output = _collect(trainer, results)
@@ -189,7 +191,7 @@ def _take_out_of_the_path(trainer: pl.Trainer) -> list[Callback]:
 
 
 def _choose_resume_point(assignment: Assignment, store: TCPStore) -> tuple[str | None, int]:
-    """The checkpoint all ranks start from, chosen by rank 0, and the optimizer steps in it."""
+    """The checkpoint all ranks start from, chosen by rank 0, and the run's own optimizer steps in it."""
     key = "resume_point"
     if assignment.rank == 0:
         folder = Path(assignment.checkpoint_dir)
@@ -201,8 +203,8 @@ def _choose_resume_point(assignment: Assignment, store: TCPStore) -> tuple[str |
     return path, step
 
 
-def _purge_after(trainer: pl.Trainer, step: int) -> None:
-    """Have TensorBoard drop the points of steps that will be trained again."""
+def _purge_from(trainer: pl.Trainer, step: int) -> None:
+    """Have TensorBoard drop the points of steps that will be trained again, those from ``step`` on."""
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):
             logger._kwargs["purge_step"] = step
@@ -211,12 +213,16 @@ def _purge_after(trainer: pl.Trainer, step: int) -> None:
 def _collect(trainer: pl.Trainer, results: Any) -> Output:
     fitting = trainer.state.fn == TrainerFn.FITTING
     best = trainer.checkpoint_callback
+    metrics: dict[str, Any] = dict(trainer.callback_metrics)
+    for callback in trainer.checkpoint_callbacks if fitting and not metrics else ():
+        if isinstance(callback, ElasticCheckpoint):  # There was nothing left to train.
+            metrics = {name: torch.tensor(value) for name, value in callback.metrics.items()}
     return Output(
         epoch=trainer.current_epoch,
         results=results,
         trainer_state=trainer.state,
         loops=trainer.fit_loop.state_dict(),
-        callback_metrics=dict(trainer.callback_metrics),
+        callback_metrics=metrics,
         callbacks=call._call_callbacks_state_dict(trainer) if fitting else {},
         best_model_path=str(getattr(best, "best_model_path", "")),
         state_dict=trainer.lightning_module.state_dict() if fitting else None,
@@ -228,22 +234,23 @@ def _drop(message: Message) -> None:
 
 
 class _Reporter(Callback):
-    """Keeps the shared record up to date and reports the end of each validation."""
+    """Keeps the shared record up to date, and reports where training starts and the end of each validation."""
 
-    def __init__(self, progress: Progress, send: Callable[[Message], None]) -> None:
+    def __init__(self, progress: Progress, resumed_from: str | None, send: Callable[[Message], None]) -> None:
         self._progress = progress
+        self._resumed_from = resumed_from
         self._send = send
 
     def _update(self, trainer: pl.Trainer, phase: Phase) -> None:
         self._progress.phase = phase
         self._progress.epoch = trainer.current_epoch
         self._progress.step = trainer.global_step
-        self._progress.time = time.monotonic()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         total = trainer.estimated_stepping_batches
         self._progress.total_steps = -1 if total == float("inf") else int(total)
         self._update(trainer, Phase.TRAINING)
+        self._send(Resumed(self._resumed_from, trainer.global_step))
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int

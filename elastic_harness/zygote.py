@@ -12,6 +12,7 @@ when it is started from another folder, and cannot preload ``__main__``
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import multiprocessing
@@ -20,9 +21,9 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing import forkserver
-from multiprocessing.context import ForkServerContext
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 
 EXIT_CODE_OF_ORPHANS = 255
 """What multiprocessing gives as the exit code of workers whose zygote died, while they may live on."""
@@ -37,6 +38,10 @@ ALWAYS = (
     "elastic_harness.entry",
     "elastic_harness.worker",
 )
+
+
+class ZygoteDiedError(Exception):
+    """The zygote died while a process was being started."""
 
 
 failed_preloads: list[str] = []
@@ -56,19 +61,44 @@ def start(modules: Sequence[str] = ()) -> None:
             the first call count: what a running zygote has imported cannot be changed.
     """
     context().set_forkserver_preload([__name__])
-    os.environ[PRELOAD_VARIABLE] = json.dumps({"sys_path": sys.path, "modules": [*ALWAYS, *modules]})
-    try:
+    with _instructions(modules):
         forkserver.ensure_running()
-    finally:
-        del os.environ[PRELOAD_VARIABLE]
+
+
+def fork(process: ForkServerProcess, modules: Sequence[str] = ()) -> None:
+    """Start a process of ``context()``; it is forked from the zygote.
+
+    Args:
+        process: not yet started.
+        modules: as for ``start``: a zygote that died unnoticed is started again.
+
+    Raises:
+        ZygoteDiedError: the zygote died while it was asked.
+    """
+    try:
+        with _instructions(modules):
+            process.start()
+    except (EOFError, ConnectionError) as error:
+        raise ZygoteDiedError from error
 
 
 def stop() -> None:
     """End the zygote at once, also in the middle of its imports."""
     number = pid()
-    if number is not None and is_alive():
-        os.kill(number, signal.SIGKILL)
-        os.waitpid(number, 0)
+    if number is not None:
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(number, signal.SIGKILL)
+            os.waitpid(number, 0)
+
+
+@contextlib.contextmanager
+def _instructions(modules: Sequence[str]) -> Iterator[None]:
+    """What a zygote that is started meanwhile finds in its environment."""
+    os.environ[PRELOAD_VARIABLE] = json.dumps({"sys_path": sys.path, "modules": [*ALWAYS, *modules]})
+    try:
+        yield
+    finally:
+        del os.environ[PRELOAD_VARIABLE]
 
 
 def importing_script() -> bool:
@@ -105,6 +135,6 @@ def _preload(sys_path: list[str], modules: list[str]) -> None:
             failed_preloads.append(f"{module} could not be imported beforehand:\n{traceback.format_exc()}")
 
 
-_instructions = os.environ.pop(PRELOAD_VARIABLE, None)
-if _instructions is not None:
-    _preload(**json.loads(_instructions))
+_orders = os.environ.pop(PRELOAD_VARIABLE, None)
+if _orders is not None:
+    _preload(**json.loads(_orders))

@@ -24,6 +24,10 @@ class ElasticCheckpoint(Checkpoint):
         folder: where the files go.
         config: how often, and how many to keep.
         objective: the metric that ``keep_best`` goes by.
+
+    Attributes:
+        metrics: the Trainer's callback metrics at the last save.
+        on_saved: called on rank 0 with path and step when a file is safe under its final name.
     """
 
     def __init__(self, folder: Path, config: CheckpointConfig, objective: ObjectiveConfig) -> None:
@@ -32,6 +36,7 @@ class ElasticCheckpoint(Checkpoint):
         self._objective = objective
         self._scores: dict[str, float] = {}
         self._saved_step = -1
+        self.metrics: dict[str, float] = {}
         self.on_saved: Callable[[Path, int], None] | None = None
 
     @property
@@ -47,10 +52,11 @@ class ElasticCheckpoint(Checkpoint):
         return self._scores[best[0]] if best else None
 
     def state_dict(self) -> dict[str, Any]:
-        return {"scores": dict(self._scores)}
+        return {"scores": dict(self._scores), "metrics": dict(self.metrics)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._scores = dict(state_dict["scores"])
+        self.metrics = dict(state_dict["metrics"])
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._saved_step = trainer.global_step
@@ -78,6 +84,7 @@ class ElasticCheckpoint(Checkpoint):
 
     def _save(self, trainer: pl.Trainer, kind: files.Kind) -> None:
         step = self._saved_step = trainer.global_step
+        self.metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
         path = files.path_for(self._folder, kind, step)
         # Every rank takes part in making the state (a metric may synchronise); one writes it.
         checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
@@ -89,9 +96,10 @@ class ElasticCheckpoint(Checkpoint):
 
     def _keep_if_best(self, trainer: pl.Trainer) -> None:
         metric = self._objective.metric
-        if metric is None or self._config.keep_best == 0 or metric not in trainer.callback_metrics:
+        if metric is None or self._config.keep_best == 0:
             return
-        score = float(trainer.callback_metrics[metric])
+        # Rank 0's, so that all ranks decide alike also for a metric that is not synchronised.
+        score = trainer.strategy.broadcast(float(trainer.callback_metrics.get(metric, math.nan)))
         if math.isnan(score):
             return
         name = files.path_for(self._folder, "best", trainer.global_step).name

@@ -17,6 +17,7 @@ from tests.integration.conftest import PROJECT, Run
     ("overrides", "words"),
     [
         (["model._target_=probes.UnpicklableMLP"], ["UnpicklableMLP", "activation_hook", "cannot be sent"]),
+        (["model._target_=probes.UnpicklableMLP", "resume=never"], ["cannot be sent"]),
         (["model._target_=probes.NoSuchMLP"], ["model._target_=probes.NoSuchMLP"]),
         (["elastic.nproc_per_node=gpu", "trainer.accelerator=cpu"], ["elastic.nproc_per_node=gpu"]),
         (["elastic.min_nodes=2"], ["elastic.min_nodes=2", "elastic.max_nodes=1"]),
@@ -40,14 +41,29 @@ def test_run_when_the_model_is_unknown_then_the_nearest_names_are_given(start: C
     assert "resnet18" in run.stderr
 
 
-@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare, of util-linux")
+RENAME = ["unshare", "--uts", "--map-root-user", "sh", "-c", 'hostname no-such-name.invalid && exec "$@"', "sh"]
+
+
+def can_rename_the_machine() -> bool:
+    if shutil.which("unshare") is None:
+        return False
+    return subprocess.run([*RENAME, "true"], capture_output=True).returncode == 0
+
+
+def test_run_when_local_addr_is_not_here_then_exit_code_2_at_once_r11(start: Callable[..., Run]) -> None:
+    run = start("rendezvous.local_addr=no-such-name.invalid")
+    run.finish(code=2, seconds=60)
+    assert "rendezvous.local_addr=no-such-name.invalid must be an address of this machine" in run.stderr
+    assert run.events("generation_started") == []
+
+
+@pytest.mark.skipif(not can_rename_the_machine(), reason="needs unshare, of util-linux, and the right to use it")
 @pytest.mark.parametrize("overrides", [[], ["rendezvous.local_addr=127.0.0.1"]], ids=["default", "local_addr"])
 def test_run_when_the_machines_name_does_not_resolve_then_it_trains_all_the_same_r11(
     tmp_path: Path, overrides: list[str]
 ) -> None:
     train = [sys.executable, str(PROJECT / "train.py"), "+experiment=digits_mlp", "elastic.nproc_per_node=2"]
     train += ["trainer.max_epochs=1", f"hydra.run.dir={tmp_path / 'run'}", *overrides]
-    rename = ["unshare", "--uts", "--map-root-user", "sh", "-c", 'hostname no-such-name.invalid && exec "$@"', "sh"]
-    done = subprocess.run([*rename, *train], capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    done = subprocess.run([*RENAME, *train], capture_output=True, text=True, timeout=120, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "run" / "logs" / "agent_no-such-name.invalid.log").exists()

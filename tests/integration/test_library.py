@@ -15,8 +15,8 @@ EXAMPLE = PROJECT / "examples" / "plain_script.py"
 
 SCRIPT = """
 import sys
+import elastic_harness.strategy
 import pytorch_lightning as pl
-import elastic_harness
 from recipes.digits_mlp.module import DigitsData, DigitsMLP
 import torch
 

@@ -55,13 +55,34 @@ def test_tensorboard_when_the_run_was_restarted_and_resumed_then_each_curve_is_t
     assert {path.name for path in (run.folder / "tensorboard").iterdir() if path.is_dir()} == set()
 
 
+def test_tensorboard_when_killed_before_the_first_checkpoint_then_no_step_is_shown_twice_l01(
+    start: Callable[..., Run],
+) -> None:
+    run = start("checkpoint=off", "trainer.log_every_n_steps=1", "trainer.max_epochs=20", "checkpoint.every_n_steps=0")
+    run.wait_until(lambda: "epoch 3" in run.stdout)
+    os.kill(run.workers()[0], signal.SIGKILL)
+    run.finish()
+    assert curves(run.folder / "tensorboard")["train/loss"] == list(range(240))
+    assert run.result["steps_lost"] > 0
+    assert "going on from the beginning" in run.stdout
+
+
 def test_run_folder_when_a_worker_was_killed_then_holds_one_of_everything_h04(start: Callable[..., Run]) -> None:
     run = start(*LONG)
     run.wait_for_checkpoint(20)
     os.kill(run.workers()[1], signal.SIGKILL)
     run.finish()
     names = {entry.name for entry in run.folder.iterdir()}
-    expected = {".lock", "config.yaml", "checkpoints", "tensorboard", "logs", "events.jsonl", "result.json"}
+    expected = {
+        ".lock",
+        ".workers.lock",
+        "config.yaml",
+        "checkpoints",
+        "tensorboard",
+        "logs",
+        "events.jsonl",
+        "result.json",
+    }
     assert names == expected
     logs = sorted(str(path.relative_to(run.folder / "logs")) for path in (run.folder / "logs").rglob("rank_*.log"))
     assert logs == [f"generation_{k}/rank_{rank}.log" for k in range(2) for rank in range(2)]

@@ -124,6 +124,16 @@ def test_run_when_zygote_is_killed_then_a_new_one_takes_over_and_one_restart_is_
     assert not any(psutil.pid_exists(pid) for pid in workers)
 
 
+def test_run_when_zygote_is_killed_while_it_imports_then_the_run_goes_on(start: Callable[..., Run]) -> None:
+    run = start()
+    agent = psutil.Process(run.process.pid)
+    zygote = run.wait_until(lambda: [each for each in agent.children() if "forkserver" in " ".join(each.cmdline())])[0]
+    zygote.kill()
+    run.finish()
+    assert run.result["status"] == "finished"
+    assert run.result["restarts"] <= 1
+
+
 def test_run_when_an_exception_does_not_come_back_then_it_is_retried(start: Callable[..., Run], tmp_path: Path) -> None:
     run = start("model._target_=probes.RaisingMLP", "+model.at_step=30", f"+model.once={tmp_path / 'raised'}")
     run.finish()

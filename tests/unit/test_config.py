@@ -52,7 +52,7 @@ def test_options_when_listed_then_no_knob_was_added_or_lost() -> None:
         "elastic": ["min_nodes", "max_nodes", "nproc_per_node", "num_threads", "monitor_interval"],
         "rendezvous": ["backend", "local_addr"],
         "restart": ["policy", "max_restarts"],
-        "checkpoint": ["dir", "every_n_steps", "keep_last", "keep_best"],
+        "checkpoint": ["every_n_steps", "keep_last", "keep_best"],
     }
 
 
@@ -136,7 +136,6 @@ def test_parse_when_a_range_is_given_then_the_two_keys_are_named_r10(key: str) -
         ("rendezvous.local_addr", 7, "must be text or null"),
         ("restart.policy", "always", "must be on_failure or never"),
         ("restart.max_restarts", -1, "must be at least 0"),
-        ("checkpoint.dir", 3, "must be text or null"),
         ("checkpoint.every_n_steps", -1, "must be at least 0"),
         ("checkpoint.keep_last", 0, "must be at least 1"),
         ("checkpoint.keep_best", -1, "must be at least 0"),

@@ -114,9 +114,9 @@ def test_sweep_when_a_job_fails_then_the_others_run_and_its_message_names_it_h07
     code, err, ran = start(body, "-m", "+experiment=digits_mlp", "seed=1,2,3", "run_id=sweep")
     assert code == 1
     assert [(run.run_id, Path(run.run_dir).name) for run in ran] == [
-        ("sweep-0", "0"),
-        ("sweep-1", "1"),
-        ("sweep-2", "2"),
+        ("sweep", "0"),
+        ("sweep", "1"),
+        ("sweep", "2"),
     ]
     assert "Job 1: +experiment=digits_mlp seed=2" in err
     assert "Job 1 failed with exit code 1." in err

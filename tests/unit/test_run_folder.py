@@ -12,7 +12,7 @@ from elastic_harness import run_folder
 from elastic_harness.config import RunConfig, to_yaml
 from elastic_harness.errors import ConfigError
 from elastic_harness.result import Result
-from elastic_harness.run_folder import RunFolder
+from elastic_harness.run_folder import RunFolder, hold_lock
 
 
 def result(status: str) -> Result:
@@ -27,6 +27,12 @@ def hold(path: Path, ready: Connection, seconds: float) -> None:
     with RunFolder(path).in_use():
         ready.send(None)
         time.sleep(seconds)
+
+
+def work(path: Path, ready: Connection) -> None:
+    hold_lock(str(RunFolder(path).workers_lock))
+    ready.send(None)
+    time.sleep(60.0)
 
 
 def test_in_use_when_another_process_holds_the_folder_then_waits_for_it_to_end(tmp_path: Path) -> None:
@@ -57,7 +63,7 @@ def test_in_use_when_the_other_process_stays_then_names_it(tmp_path: Path, monke
 def test_in_use_when_the_folder_cannot_be_made_then_the_key_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with (
-        pytest.raises(ConfigError, match=r"hydra\.run\.dir=.*cannot be written"),
+        pytest.raises(ConfigError, match=r"run folder .*cannot be written.*hydra\.run\.dir=PATH"),
         RunFolder(tmp_path / "file").in_use(),
     ):
         pass
@@ -87,7 +93,7 @@ def test_finished_when_result_and_length_fit_then_the_result_is_given(
     tmp_path: Path, status: str, asked: dict[str, int], resume: str, done: bool
 ) -> None:
     folder = RunFolder(tmp_path)
-    folder.write_config(to_yaml(config(tmp_path, max_epochs=3)))
+    folder.begin(to_yaml(config(tmp_path, max_epochs=3)))
     folder.write_result(result(status))
     run = config(tmp_path, **asked)
     run.resume = resume
@@ -101,12 +107,41 @@ def test_finished_when_the_folder_is_empty_then_it_is_not(tmp_path: Path) -> Non
     assert RunFolder(tmp_path).finished(config(tmp_path)) is None
 
 
-def test_set_aside_when_called_twice_then_both_runs_are_kept(tmp_path: Path) -> None:
+def test_set_aside_when_called_twice_then_both_runs_are_kept_and_foreign_files_stay(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
+    (tmp_path / "precious.txt").touch()
     with folder.in_use():
         for number in range(2):
             folder.write_result(result("failed"))
             folder.set_aside()
             assert (tmp_path / f"superseded_{number}" / "result.json").exists()
         folder.set_aside()
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == [".lock", "superseded_0", "superseded_1"]
+    names = sorted(entry.name for entry in tmp_path.iterdir())
+    assert names == [".lock", ".workers.lock", "precious.txt", "superseded_0", "superseded_1"]
+
+
+def test_begin_when_an_earlier_start_finished_then_its_result_is_void_and_changes_are_told(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert folder.begin("trainer:\n  max_epochs: 3\n") == []
+    folder.write_result(result("finished"))
+    assert folder.begin("trainer:\n  max_epochs: 4\n") == ["-   max_epochs: 3", "+   max_epochs: 4"]
+    assert folder.finished(config(tmp_path, max_epochs=4)) is None
+    assert folder.begin("trainer:\n  max_epochs: 4\n") == []
+
+
+def test_in_use_when_a_worker_of_a_killed_agent_is_left_then_waits_for_it_p02(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_folder, "_LOCK_SECONDS", 0.2)
+    ours, theirs = multiprocessing.Pipe()
+    worker = multiprocessing.get_context("spawn").Process(target=work, args=(tmp_path, theirs))
+    worker.start()
+    ours.recv()
+    try:
+        with pytest.raises(ConfigError, match="or a worker"), RunFolder(tmp_path).in_use():
+            pass
+    finally:
+        worker.kill()
+        worker.join()
+    with RunFolder(tmp_path).in_use():
+        pass

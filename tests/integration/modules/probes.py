@@ -138,5 +138,3 @@ class LoadedDigits(DigitsData):
 
 
 IMPORTED_BY = os.getpid()
-
-__all__ = ["DigitsData"]

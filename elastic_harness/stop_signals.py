@@ -1,0 +1,43 @@
+"""Signals that ask the run to stop: noted by a handler, answered by the agent when it looks."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from multiprocessing import Pipe
+from types import TracebackType
+from typing import Any
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+class StopSignals:
+    """While entered, a stop signal is only noted; what was ignored before, such as SIGHUP under nohup, stays ignored.
+
+    Attributes:
+        received: number of the signal, None as long as there was none.
+        reader: becomes readable when a signal arrives, to wake whoever waits.
+    """
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self.reader, self._writer = Pipe(duplex=False)
+        self._before: dict[int, Callable[..., Any] | int | None] = {}
+
+    def __enter__(self) -> StopSignals:
+        # Only the main thread may set handlers.
+        if threading.current_thread() is threading.main_thread():
+            for number in STOP_SIGNALS:
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, _: TracebackType | None) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, _: object) -> None:
+        if self.received is None:
+            self.received = number
+            self._writer.send_bytes(b"")
