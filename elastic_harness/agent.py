@@ -54,8 +54,8 @@ _SAME_SIGNAL_SECONDS = 0.5
 class ElasticAgent(LocalElasticAgent):
     """Runs one function in a group of workers, generation after generation.
 
-    ``run()`` returns when all workers finished. ``output`` then holds what rank 0 sent; ``generation``, ``step`` and
-    ``world_size`` say how far it is, at any time.
+    ``run()`` returns when all workers finished. ``output`` then holds what rank 0 sent; ``generation``, ``step``,
+    ``world_size`` and ``evaluated`` (the newest validation) say how far it is, at any time.
 
     Args:
         spec: torch's description of the worker group; its ``max_restarts`` is not used.
@@ -89,8 +89,9 @@ class ElasticAgent(LocalElasticAgent):
         modules: tuple[str, ...],
         resume_from: str | None,
     ) -> None:
-        super().__init__(spec, DefaultLogsSpecs(), start_method="forkserver")
+        super().__init__(spec, DefaultLogsSpecs(os.devnull), start_method="forkserver")
         self.output: bytes | None = None
+        self.evaluated: Evaluated | None = None
         self.failures: list[Failure] = []
         self.generation = folder.next_generation() - 1
         self.step = timeline.last_step() if timeline is not None else 0
@@ -105,6 +106,8 @@ class ElasticAgent(LocalElasticAgent):
         self._modules = modules
         self._resume_from = resume_from
         self._locals: list[LocalWorker] = []
+        self._first_step: int | None = None
+        self._made_progress = False
 
     @property
     def world_size(self) -> int:
@@ -126,7 +129,8 @@ class ElasticAgent(LocalElasticAgent):
             self._stop_workers(group)
             decision = self._policy.decide(self.failures)
             if not decision.restart:
-                raise TrainingFailed(_last_words(failure, decision.reason))
+                log_line = f"\nfull log: {failure.log}" if failure.log else ""
+                raise TrainingFailed(f"{failure.describe()} ({decision.reason}){log_line}", failure.traceback)
             self._display.restarting(failure, decision)
 
     def _run_generation(self, group: WorkerGroup) -> Failure | None:
@@ -134,7 +138,7 @@ class ElasticAgent(LocalElasticAgent):
         try:
             self._initialize_workers(group)
         except zygote.ZygoteDiedError:
-            return Failure(None, "zygote", "", step=self.step, made_progress=self.step > 0)
+            return Failure(None, "zygote", "", step=self.step)
         except DistError as error:
             raise ClusterError(f"the store of generation {self.generation + 1} cannot be made: {error}") from error
         while True:
@@ -166,6 +170,7 @@ class ElasticAgent(LocalElasticAgent):
         workers = [
             {"rank": each.assignment.rank, "pid": each.pid, "node": os.uname().nodename} for each in self._locals
         ]
+        self._display.started(self.generation, [each.pid for each in self._locals])
         self._record("generation_started", workers=workers, restart=bool(self.failures))
         return {each.assignment.local_rank: each.pid for each in self._locals}
 
@@ -199,6 +204,7 @@ class ElasticAgent(LocalElasticAgent):
         for each in pending:
             self._read(each)
         self.step = max(self.step, *(each.progress.step for each in self._locals))
+        self._made_progress |= self._first_step is not None and self.step > self._first_step
         if all(each.finished for each in self._locals):
             for each in self._locals:
                 each.process.join(_FAREWELL_SECONDS)
@@ -211,6 +217,8 @@ class ElasticAgent(LocalElasticAgent):
             match message:
                 case Resumed(checkpoint, step):
                     lost, self.step = max(self.step - step, 0), step
+                    if self._first_step is None:
+                        self._first_step = step
                     self._display.resumed(checkpoint, step)
                     if checkpoint is not None or self.failures:
                         self._record("resumed", checkpoint=checkpoint, steps_lost=lost)
@@ -218,6 +226,7 @@ class ElasticAgent(LocalElasticAgent):
                     self.step = max(self.step, step)
                     self._record("checkpoint_saved", step=step, checkpoint=checkpoint)
                 case Evaluated():
+                    self.evaluated = message
                     self._display.evaluated(message)
                 case Raised():
                     source.raised = message
@@ -245,7 +254,7 @@ class ElasticAgent(LocalElasticAgent):
     def _failure_of(self, source: LocalWorker) -> tuple[Failure, bool]:
         """What ended a worker, and whether that only came of another one's end."""
         rank, log = source.assignment.rank, source.assignment.log_path
-        common: dict[str, Any] = {"step": self.step, "made_progress": self.step > 0, "log": log}
+        common: dict[str, Any] = {"step": self.step, "made_progress": self._made_progress, "log": log}
         raised = source.raised
         if raised is not None and raised.exit_code is None:
             failure = Failure(
@@ -302,10 +311,3 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:  # a real-time signal
         return f"signal {number}"
-
-
-def _last_words(failure: Failure, reason: str) -> str:
-    parts = [failure.traceback.rstrip(), f"{failure.describe()} ({reason})"]
-    if failure.log:
-        parts.append(f"full log: {failure.log}")
-    return "\n".join(part for part in parts if part)

@@ -79,8 +79,8 @@ def introduce(run: RunConfig, model: pl.LightningModule, data: pl.LightningDataM
     workers = trainer.num_devices
     facts = {
         "experiment": run.experiment or "none",
-        "data": getattr(data, "description", type(data).__name__),
-        "model": f"{getattr(model, 'description', type(model).__name__)}, {weights:,} weights",
+        "data": getattr(data, "description", run.data["_target_"]),
+        "model": f"{getattr(model, 'description', run.model['_target_'])}, {weights:,} weights",
         "world": f"1 node with {workers} worker{'s' * (workers > 1)} on {trainer.strategy.root_device.type}",
         "run folder": run.run_dir,
     }

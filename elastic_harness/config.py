@@ -167,6 +167,8 @@ def parse(cfg: DictConfig, run_dir: str, experiment: str | None) -> RunConfig:
         setattr(run, key, _typed(schema, values.pop(key, {}), f"{key}.", problems, bad))
     problems += mapping_rules(values, bad)
     top: dict[str, Any] = {key: values[key] for key in ("run_id", "seed", "resume") if key in values}
+    if isinstance(top.get("run_id"), int):
+        top["run_id"] = str(top["run_id"])  # typed without quotes on the command line
     _fill(run, top, "", problems, bad)
     for key in ("model", "data", "trainer", "callbacks"):
         value = values.get(key)

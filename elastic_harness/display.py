@@ -6,6 +6,7 @@ One progress bar that survives restarts where the output is a terminal; elsewher
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from elastic_harness.checkpoint import files
 from elastic_harness.messages import Evaluated, Phase
 from elastic_harness.messages import Progress as WorkerProgress
 from elastic_harness.restart import Decision, Failure
@@ -20,6 +22,13 @@ from elastic_harness.restart import Decision, Failure
 if TYPE_CHECKING:
     from elastic_harness.result import Result
     from elastic_harness.run_folder import RunFolder
+
+
+class SteadyConsole(Console):
+    """A console that goes quiet when its reader is gone: the run goes on, and its folder is the record."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
 
 
 class Display:
@@ -30,14 +39,22 @@ class Display:
     """
 
     def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console(soft_wrap=True, markup=False, highlight=False)
+        self._console = console or SteadyConsole(soft_wrap=True, markup=False, highlight=False)
         self._bar: Progress | None = None
         self._task = TaskID(0)
         self._pending_restart = ""
 
+    @property
+    def quiet(self) -> bool:
+        """Whether nobody can be shown anything any more."""
+        return self._console.quiet
+
     def line(self, text: str) -> None:
         """Print one line above the progress bar."""
-        self._console.print(text)
+        try:
+            self._console.print(text)
+        except OSError:  # a full disk behind a redirection
+            self._console.quiet = True
 
     def header(self, facts: Mapping[str, str]) -> None:
         """Print what is about to run, a line a fact."""
@@ -71,15 +88,22 @@ class Display:
             return
         first = workers[0]
         training = first.phase == Phase.TRAINING and first.step > 0
-        state = f"loss {first.loss:.3f}" if training else Phase(first.phase).name.lower()
+        loss = "" if math.isnan(first.loss) else f"loss {first.loss:.3f}"
+        state = loss if training else Phase(first.phase).name.lower()
         total = first.total_steps if first.total_steps > 0 else None
         fields: dict[str, Any] = {"epoch": first.epoch, "state": state}
         self._bar.update(self._task, completed=first.step, total=total, visible=total is not None, **fields)
         self._bar.refresh()
 
+    def started(self, generation: int, pids: Sequence[int]) -> None:
+        """Name the processes of a generation, by rank."""
+        self.line(f"generation {generation}: workers {' '.join(map(str, pids))}")
+
     def restarting(self, failure: Failure, decision: Decision) -> None:
-        """Note a failure that is followed by another generation."""
-        self._pending_restart = f"{decision.reason}: {failure.describe()} at step {failure.step}"
+        """Note a failure that is followed by another generation; the line is printed when that one trains."""
+        if self._pending_restart:
+            self.line(self._pending_restart)
+        self._pending_restart = f"{decision.reason} at step {failure.step}: {failure.describe()}"
 
     def resumed(self, checkpoint: str | None, step: int) -> None:
         """Say where a generation starts, unless it is a fresh start."""
@@ -98,12 +122,17 @@ class Display:
     def summary(self, result: Result, folder: RunFolder) -> None:
         """Print how the run ended."""
         metrics = "  ".join(f"{name} {value:.4g}" for name, value in result.metrics.items() if value is not None)
+        status = "stopped" if result.status == "preempted" else result.status
         course = (
-            f"{result.status}: {_count(result.step, 'step')} in {result.wall_seconds:.0f} s, "
+            f"{status}: {_count(result.step, 'step')} in {result.wall_seconds:.0f} s, "
             f"{_count(result.restarts, 'restart')}, {_count(result.steps_lost, 'step')} trained again"
         )
         self.line(f"{course}  {metrics}".rstrip())
         self.line(f"run folder: {folder.path}")
+        if result.status == "preempted":
+            newest = files.newest(folder.checkpoints)
+            source = f"the newest checkpoint, {newest.name}" if newest else "the beginning: there is no checkpoint yet"
+            self.line(f"the same command goes on from {source}")
 
 
 def _count(number: int, noun: str) -> str:

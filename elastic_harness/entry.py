@@ -13,6 +13,7 @@ import functools
 import inspect
 import os
 import secrets
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -29,7 +30,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from elastic_harness import hydra_messages, recipes, zygote
+from elastic_harness import hydra_messages, recipes, stop_signals, zygote
 from elastic_harness.base_60 import base_60_numbers
 from elastic_harness.config import RunConfig, parse
 from elastic_harness.errors import ConfigError, HarnessError, Stopped
@@ -37,7 +38,7 @@ from elastic_harness.new_folders import remove_new_empty_folders
 from elastic_harness.run_folder import RunFolder
 
 _FULL_ERROR = "HYDRA_FULL_ERROR"
-_INTERRUPTED = 130
+_SWEEP = ("-m", "--multirun")
 
 
 class _JobFailed(Exception):  # noqa: N818  (an outcome that has been reported already)
@@ -55,8 +56,15 @@ def hydra_entry(train: Callable[[DictConfig], float | None]) -> Callable[[], Non
     @functools.wraps(train)
     def main() -> None:
         project = Path(inspect.getfile(train)).resolve().parent
+        _open_missing_streams()
+        sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: word not in _SWEEP)  # argparse wants them first
         try:
-            code = _run(train, project)
+            with stop_signals.raising():
+                code = _run(train, project)
+        except Stopped as stopped:
+            code = stopped.exit_code
+        except KeyboardInterrupt:
+            code = Stopped(signal.SIGINT).exit_code
         finally:
             zygote.stop()
         sys.exit(code)
@@ -136,13 +144,9 @@ def _run(train: Callable[[DictConfig], float | None], project: Path) -> int:
             start()
     except _JobFailed:
         pass  # Reported when it happened.
-    except Stopped as stopped:
-        return stopped.exit_code
-    except KeyboardInterrupt:
-        return _INTERRUPTED
     except HarnessError as error:
         return _report(error)
-    except (HydraException, OmegaConfBaseException, YAMLError, ValueError, OSError) as error:
+    except (HydraException, OmegaConfBaseException, YAMLError, ValueError, TypeError, OSError) as error:
         return _report(hydra_messages.explained(error, project, sys.argv[1:]))
     return failed[0] if failed else 0
 
@@ -160,8 +164,6 @@ def _job(train: Callable[[DictConfig], float | None], cfg: DictConfig, failed: l
         raise
     except HarnessError as error:
         code = _report(error)
-        if isinstance(error, ConfigError):
-            remove_new_empty_folders(Path(hydra_cfg.runtime.output_dir))
     except SystemExit as error:
         # Hydra would end the whole sweep. Lightning's own end on SIGTERM is a SystemExit, too.
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
@@ -174,12 +176,21 @@ def _job(train: Callable[[DictConfig], float | None], cfg: DictConfig, failed: l
         # Lightning leaves the seed and settings of CUDA there, which are not the next job's.
         os.environ.clear()
         os.environ.update(environment)
+        remove_new_empty_folders(Path(hydra_cfg.runtime.output_dir))
     if code:
         failed.append(code)
     if code and sweep:
         _say(f"Job {hydra_cfg.job.num} failed with exit code {code}.")
         raise _JobFailed(f"job {hydra_cfg.job.num} failed with exit code {code}")
     return None
+
+
+def _open_missing_streams() -> None:
+    """Give a program that was started with a standard stream closed an empty one in its place."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
+            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
 
 
 def _report(error: HarnessError) -> int:

@@ -34,9 +34,18 @@ class ConfigError(HarnessError):
 
 
 class TrainingFailed(HarnessError):  # noqa: N818  (it is an outcome, and reads as one)
-    """The workers failed and the restart policy does not allow another generation."""
+    """The workers failed and the restart policy does not allow another generation.
+
+    Args:
+        summary: what failed, where, why it was not retried, and where the log is.
+        traceback: of the exception that caused it, if it was one.
+    """
 
     exit_code = 1
+
+    def __init__(self, summary: str, traceback: str = "") -> None:
+        self.summary = summary
+        super().__init__(f"{traceback.rstrip()}\n{summary}".lstrip())
 
 
 class ClusterError(HarnessError):

@@ -63,17 +63,17 @@ class Timeline:
 
     def last_step(self) -> int:
         """The step of the newest event that has one; 0 if there is none."""
-        return next((event["step"] for event in reversed(list(self.read())) if event["step"] is not None), 0)
+        return next((event["step"] for event in reversed(list(self.read())) if event.get("step") is not None), 0)
 
     def read(self, event: str | None = None) -> Iterator[dict[str, Any]]:
-        """All events so far, or those of one name; a line cut short by a crash is left out."""
+        """All events so far, or those of one name; a damaged line, such as one cut short by a crash, is left out."""
         if not self.path.exists():
             return
-        with self.path.open() as lines:
+        with self.path.open(errors="replace") as lines:
             for line in lines:
                 try:
                     entry = json.loads(line)
                 except json.JSONDecodeError:
                     continue
-                if event is None or entry["event"] == event:
+                if isinstance(entry, dict) and "event" in entry and event in (None, entry["event"]):
                     yield entry

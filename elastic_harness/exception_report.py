@@ -18,7 +18,10 @@ _NOT_THE_USERS = (
 
 def report(exception: BaseException) -> Raised:
     """The message for the agent."""
-    lines = str(exception).strip().splitlines() or [""]
+    try:
+        lines = str(exception).strip().splitlines() or [""]
+    except Exception as error:  # A __str__ of the user's may be broken, too.
+        lines = [f"its message cannot be shown: {error!r}"]
     return Raised(
         name=type(exception).__name__,
         message=lines[-1],

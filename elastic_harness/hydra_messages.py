@@ -133,6 +133,8 @@ def _complaint(error: Exception, overrides: Sequence[str]) -> _Complaint:
 
 def _unreadable(override: str, reason: str) -> str:
     key, _, value = override.partition("=")
+    if value.startswith("~"):
+        return f"{override} cannot be read: `~` is not expanded after `=`, write {key}=$HOME{value[1:]}."
     return (
         f"{override} cannot be read ({reason}): a value with `=`, `,`, a space or brackets "
         f"needs both quotes, '{key}=\"{value}\"'."

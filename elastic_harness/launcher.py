@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import time
+import sys
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from elastic_harness import pickling, rendezvous, worker, zygote
 from elastic_harness.agent import ElasticAgent
 from elastic_harness.checkpoint.callback import ElasticCheckpoint
 from elastic_harness.display import Display
-from elastic_harness.errors import Stopped
+from elastic_harness.errors import ConfigError, Stopped, TrainingFailed
 from elastic_harness.events import Timeline
 from elastic_harness.messages import EXIT_MISSING_MAIN_GUARD
 from elastic_harness.process_state import ProcessState
@@ -77,10 +78,12 @@ class ElasticLauncher(_Launcher):
             # A worker is importing the user's script and met fit() again. Its agent knows what the code means.
             os._exit(EXIT_MISSING_MAIN_GUARD)
         assert trainer is not None
+        _require_script()
         folder = RunFolder(Path(self._strategy.run_dir or os.path.join(trainer.default_root_dir, "elastic")))  # noqa: PTH118
         with _hooks_stay_in_workers(trainer), StopSignals() as stop, folder.in_use():
             fitting = trainer.state.fn == TrainerFn.FITTING
             if fitting:
+                _require_same_module(args[0], folder)
                 self._prepare(trainer, folder)
             payload = pickling.dumps(trainer, function, args, kwargs)
             timeline = self._begin(folder) if fitting else None
@@ -101,9 +104,8 @@ class ElasticLauncher(_Launcher):
         stop: StopSignals,
     ) -> worker.Output:
         """Run the agent to the end and record how it ended."""
-        started = time.monotonic()
         agent = self._agent(payload, module, folder, timeline, stop)
-        status, output = "failed", None
+        status, failure, output = "failed", None, None
         try:
             with self._display.progress():
                 agent.run()
@@ -114,13 +116,16 @@ class ElasticLauncher(_Launcher):
         except Stopped:
             status = "preempted"
             raise
+        except TrainingFailed as error:
+            failure = error.summary
+            raise
         finally:
             if timeline is not None:
                 place = {"generation": agent.generation, "step": agent.step, "world_size": agent.world_size}
-                timeline.record("run_finished", **place, status=status)
-                result = Result.of(status, agent.step, output, timeline, time.monotonic() - started)
-                folder.write_result(result)
+                timeline.record("run_finished", **place, status=status, failure=failure)
+                result = Result.of(status, failure, timeline, output, agent.evaluated)
                 self._display.summary(result, folder)
+                folder.write_result(result)
 
     def _agent(
         self,
@@ -171,6 +176,8 @@ class ElasticLauncher(_Launcher):
             self._display.line("the configuration has changed since the last start:")
             for change in changes:
                 self._display.line(f"  {change}")
+        if self._strategy.config_yaml is None:
+            self._display.line(f"run folder: {folder.path}")
         timeline = Timeline(folder.events, os.uname().nodename)
         timeline.record("run_started", generation=None, step=None, world_size=None)
         return timeline
@@ -192,17 +199,54 @@ def _hooks_stay_in_workers(trainer: pl.Trainer) -> Iterator[None]:
 def _take_over(output: worker.Output, trainer: pl.Trainer) -> None:
     """Put rank 0's result into the Trainer of this process."""
     if output.state_dict is not None:
-        # Not strict: hooks may have changed the module in the workers.
-        trainer.lightning_module.load_state_dict(output.state_dict, strict=False)
+        _load_weights(trainer, output.state_dict)
         trainer.fit_loop.load_state_dict(output.loops)
         trainer.fit_loop.restarting = False
     trainer.state = output.trainer_state
     trainer.callback_metrics.update(output.callback_metrics)
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if callback.state_key in output.callbacks:
-            callback.load_state_dict(output.callbacks[callback.state_key])
+    with warnings.catch_warnings():
+        # Said of every ModelCheckpoint that did not run here.
+        warnings.filterwarnings("ignore", message="The dirpath has changed")
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if callback.state_key in output.callbacks:
+                callback.load_state_dict(output.callbacks[callback.state_key])
     if output.best_model_path and isinstance(trainer.checkpoint_callback, ModelCheckpoint):
         trainer.checkpoint_callback.best_model_path = output.best_model_path
+
+
+def _load_weights(trainer: pl.Trainer, weights: dict[str, Any]) -> None:
+    module = trainer.lightning_module
+    if weights.keys() != module.state_dict().keys():
+        module.configure_model()  # It made layers in the workers.
+    different = module.load_state_dict(weights, strict=False)
+    if different.unexpected_keys or different.missing_keys:
+        warnings.warn(
+            f"{type(module).__name__} has other layers in the workers than here: weights without a layer: "
+            f"{different.unexpected_keys}, layers without weights: {different.missing_keys}. Make layers in __init__ "
+            "or configure_model, or load the checkpoint to use the trained weights.",
+            stacklevel=2,
+        )
+
+
+_trained_here: dict[Path, pl.LightningModule] = {}
+
+
+def _require_same_module(module: pl.LightningModule, folder: RunFolder) -> None:
+    """A second ``fit()`` of this process in a folder goes on with the first one, which another module cannot mean."""
+    if _trained_here.setdefault(folder.path, module) is not module:
+        raise ConfigError(
+            f"run_dir={folder.path} holds the run of another module that this process trained: "
+            "give each fit() its own ElasticStrategy(run_dir=...), for example one for each fold."
+        )
+
+
+def _require_script() -> None:
+    """Workers import the script that is running, so it has to be a file."""
+    path = getattr(sys.modules["__main__"], "__file__", None)
+    if path is not None and not Path(path).exists():
+        raise ConfigError(
+            f"the script is read from {path}, and every worker imports it: save it as a file and run that."
+        )
 
 
 @contextlib.contextmanager

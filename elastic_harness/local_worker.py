@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import signal
 import time
@@ -54,6 +55,7 @@ class LocalWorker:
         """
         context = zygote.context()
         progress = context.RawValue(Progress)
+        progress.loss = math.nan  # none yet
         ours, theirs = context.Pipe()
         process = context.Process(
             target=worker.main,

@@ -22,7 +22,7 @@ class Failure:
         message: the exception's last line, or empty.
         place: ``file:line`` of the innermost frame of the user's own code, for exceptions.
         step: optimizer steps finished by then.
-        made_progress: the run had finished at least one step, in this generation or an earlier one.
+        made_progress: at least one step was finished since the start, in this generation or an earlier one.
         permanent: the exception says of itself that a retry is useless (its ``permanent`` attribute).
         exit_code: the worker's exit code; negative for a signal.
         traceback: the formatted traceback, for exceptions.
@@ -92,7 +92,7 @@ class RestartPolicy:
         if newest.permanent:
             return Decision(False, "it would happen again")
         if newest.kind == "exception" and not newest.made_progress:
-            return Decision(False, "an exception before the first step is not retried")
+            return Decision(False, "an exception before the first step of a start is not retried")
         if len(failures) > 1 and _same_exception(failures[-2], newest):
             return Decision(False, f"crash loop: the same exception twice in a row at step {newest.step}")
         restarts = len(failures)

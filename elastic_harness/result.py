@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ import torch
 from elastic_harness.events import Timeline
 
 if TYPE_CHECKING:
+    from elastic_harness.messages import Evaluated
     from elastic_harness.worker import Output
 
 
@@ -22,18 +23,20 @@ class Result:
 
     Args:
         status: ``finished``, ``failed`` or ``preempted``.
+        failure: what went wrong, why it was not retried, and the log; None unless the run failed.
         step: optimizer steps finished.
-        epoch: epochs finished; None unless the run finished.
-        metrics: the Trainer's callback metrics at the end; None for one that is not a finite number.
+        epoch: epochs finished, as of the last validation if the run did not finish; None if there was none.
+        metrics: the Trainer's callback metrics, likewise; None for one that is not a finite number.
         weights_sha256: hash of the final ``state_dict``, keys sorted; None unless the run finished.
         generations: worker groups started.
         restarts: worker groups started because of a failure.
         steps_lost: optimizer steps that were trained again after failures.
         world_sizes: number of workers of each generation.
-        wall_seconds: seconds from the start of the agent to its end, in the last start.
+        wall_seconds: seconds that the agents ran.
     """
 
     status: str
+    failure: str | None
     step: int
     epoch: int | None
     metrics: dict[str, float | None]
@@ -45,22 +48,38 @@ class Result:
     wall_seconds: float
 
     @classmethod
-    def of(cls, status: str, step: int, output: Output | None, timeline: Timeline, wall_seconds: float) -> Result:
-        """Put the result together from what rank 0 sent and from the timeline."""
-        generations = list(timeline.read("generation_started"))
-        metrics = output.callback_metrics if output else {}
+    def of(
+        cls, status: str, failure: str | None, timeline: Timeline, output: Output | None, evaluated: Evaluated | None
+    ) -> Result:
+        """Put the result together from the timeline, from what rank 0 sent in the end, and from its last validation."""
+        events = list(timeline.read())
+        generations = [event for event in events if event["event"] == "generation_started"]
+        last = output or evaluated
+        metrics = output.callback_metrics if output else evaluated.metrics if evaluated else {}
         return cls(
             status=status,
-            step=step,
-            epoch=output.epoch if output else None,
+            failure=failure,
+            step=events[-1]["step"],
+            epoch=last.epoch if last else None,
             metrics={name: float(value) if math.isfinite(value) else None for name, value in metrics.items()},
             weights_sha256=weights_sha256(output.state_dict) if output and output.state_dict else None,
             generations=len(generations),
-            restarts=sum(event["restart"] for event in generations),
-            steps_lost=sum(event["steps_lost"] for event in timeline.read("resumed")),
-            world_sizes=[event["world_size"] for event in generations],
-            wall_seconds=round(wall_seconds, 3),
+            restarts=sum(event.get("restart", False) for event in generations),
+            steps_lost=sum(event.get("steps_lost", 0) for event in events if event["event"] == "resumed"),
+            world_sizes=[event.get("world_size", 0) for event in generations],
+            wall_seconds=_wall_seconds(events),
         )
+
+
+def _wall_seconds(events: Sequence[Mapping[str, Any]]) -> float:
+    """The sum over all starts of the time from ``run_started`` to the last event before the next one."""
+    total, started, last = 0.0, 0.0, 0.0
+    for event in events:
+        if event["event"] == "run_started":
+            total += last - started
+            started = event["time"]
+        last = event["time"]
+    return round(total + last - started, 3)
 
 
 def weights_sha256(state_dict: Mapping[str, Any]) -> str:

@@ -32,8 +32,8 @@ _ONE_KEY: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
     ),
     (
         "elastic.monitor_interval",
-        lambda value: value > 0,
-        "must be more than 0",
+        lambda value: 0 < value <= 60,
+        "must be more than 0 and at most 60",
         "the default is 0.1",
     ),
     (
@@ -142,9 +142,16 @@ def mapping_rules(values: Mapping[str, Any], bad: set[str]) -> Iterator[str]:
     """What must be a mapping, with or without a ``_target_``; ``values`` may hold ``ABSENT`` ones."""
     if values.get("trainer") in (None, {}):
         yield "trainer=null must be set: choose trainer=default, or give at least trainer.max_epochs=NUMBER."
+    if all(values.get(key) in (None, {}) for key in ("model", "data")):
+        yield (
+            "nothing to train is chosen: add an experiment, for example +experiment=imagenet_elastic "
+            "(`python train.py --help` lists them), or model=NAME and data=NAME."
+        )
     for key in ("model", "data"):
         value = values.get(key)
-        if value is None or value == {}:
+        if value in (None, {}):
+            if all(values.get(other) in (None, {}) for other in ("model", "data")):
+                continue
             yield (
                 f"{key}={shown(value)} must be set: choose an experiment with +experiment=NAME "
                 f"(`python train.py --help` lists them), or one option with {key}=NAME."

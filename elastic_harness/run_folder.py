@@ -99,10 +99,13 @@ class RunFolder:
         """
         if run.resume == "never" or not self._result.exists() or not self._config.exists():
             return None
-        result: dict[str, Any] = json.loads(self._result.read_text())
-        recorded = yaml.safe_load(self._config.read_text()).get("trainer", {})
-        same_length = all(recorded.get(key) == run.trainer.get(key) for key in ("max_epochs", "max_steps", "max_time"))
-        return result if result["status"] == "finished" and same_length else None
+        try:
+            result: dict[str, Any] = json.loads(self._result.read_text())
+            recorded = yaml.safe_load(self._config.read_text())["trainer"]
+            same = all(recorded.get(key) == run.trainer.get(key) for key in ("max_epochs", "max_steps", "max_time"))
+            return result if result["status"] == "finished" and same else None
+        except (ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):
+            return None  # Damaged, so nothing is known; the checkpoints decide.
 
     def set_aside(self) -> None:
         """Move what an earlier run left here, and nothing else, into ``superseded_<n>``."""
@@ -125,7 +128,7 @@ class RunFolder:
         self._result.unlink(missing_ok=True)
         if config is None:
             return []
-        before = self._config.read_text().splitlines() if self._config.exists() else config.splitlines()
+        before = self._config.read_text(errors="replace").splitlines() if self._config.exists() else config.splitlines()
         self._write(self._config.name, config)
         changes = difflib.ndiff(before, config.splitlines())
         return [line for line in changes if line.startswith(("+ ", "- "))]

@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing import Pipe
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
+
+from elastic_harness.errors import Stopped
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+@contextlib.contextmanager
+def raising() -> Iterator[None]:
+    """While it lasts, a stop signal raises ``Stopped`` where the program is; for the time before and after a run."""
+
+    def stop(number: int, _: object) -> NoReturn:
+        raise Stopped(number)
+
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    caught = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
+    for number in caught:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number in caught:
+            signal.signal(number, before[number])
 
 
 class StopSignals:

@@ -119,16 +119,20 @@ def _detach(assignment: Assignment) -> None:
     # Ctrl-C is the agent's to answer.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     log = os.open(assignment.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    for stream in (sys.stdout, sys.stderr):
-        os.dup2(log, stream.fileno())
+    for descriptor, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(log, descriptor)
+        if getattr(sys, name) is None:  # The program was started with the stream closed.
+            setattr(sys, name, os.fdopen(descriptor, "w", closefd=False))
     os.close(log)
     hold_lock(assignment.lock_path)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     sys.stderr.writelines(zygote.failed_preloads)
+    zygote.die_with_it()
     threading.Thread(target=_end_with_agent, name="end-with-agent", daemon=True).start()
 
 
 def _end_with_agent() -> None:
+    """The first to notice, unless another thread holds the interpreter; loader processes end with this one."""
     parent = parent_process()
     assert parent is not None
     wait([parent.sentinel])

@@ -13,6 +13,7 @@ when it is started from another folder, and cannot preload ``__main__``
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import json
 import multiprocessing
@@ -27,6 +28,8 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 
 EXIT_CODE_OF_ORPHANS = 255
 """What multiprocessing gives as the exit code of workers whose zygote died, while they may live on."""
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 PRELOAD_VARIABLE = "ELASTIC_HARNESS_PRELOAD"
 ALWAYS = (
@@ -99,6 +102,16 @@ def _instructions(modules: Sequence[str]) -> Iterator[None]:
         yield
     finally:
         del os.environ[PRELOAD_VARIABLE]
+
+
+def die_with_it() -> None:
+    """In a child of the zygote: have the kernel kill this process when the zygote ends.
+
+    The zygote ends when the process that started it does, as long as no child of it keeps its pipe open.
+    """
+    os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
 
 
 def importing_script() -> bool:

@@ -11,8 +11,6 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 _NAME = re.compile(r"(step|best)_(\d{8,})\.ckpt")
 _TEMPORARY_SUFFIX = ".partial"
 
@@ -40,7 +38,7 @@ def list_checkpoints(folder: Path, kind: Kind | None = None) -> list[Path]:
     """The checkpoints in a folder, those with the most steps last; an absent folder holds none."""
     if not folder.is_dir():
         return []
-    found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
+    found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name) and path.is_file()]
     if kind is not None:
         found = [path for path in found if path.name.startswith(kind)]
     return sorted(found, key=lambda path: (step_of(path), path.name))
@@ -58,6 +56,8 @@ def write(checkpoint: dict[str, Any], path: Path) -> None:
     It goes to a temporary name in the same folder (a rename between file systems is a copy), is synced, renamed,
     and the folder is synced.
     """
+    import torch  # here, so that looking for files is possible without it
+
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + _TEMPORARY_SUFFIX)
     with temporary.open("wb") as file:
@@ -74,8 +74,9 @@ def write(checkpoint: dict[str, Any], path: Path) -> None:
 
 def sweep_partial(folder: Path) -> None:
     """Remove what an interrupted ``write`` left behind."""
-    for path in folder.glob(f"*{_TEMPORARY_SUFFIX}"):
-        path.unlink(missing_ok=True)
+    for path in folder.glob(f"*.ckpt{_TEMPORARY_SUFFIX}"):
+        if path.is_file():
+            path.unlink(missing_ok=True)
 
 
 def prune(folder: Path, kind: Kind, keep: list[Path]) -> None:

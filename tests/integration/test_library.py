@@ -58,6 +58,32 @@ if __name__ == "__main__":
 """
 
 
+LAZY = """
+import pytorch_lightning as pl
+import torch
+import elastic_harness.strategy
+from recipes.digits_mlp.module import DigitsData, DigitsMLP
+
+class LazyMLP(DigitsMLP):
+    def configure_model(self):
+        if not hasattr(self, "extra"):
+            self.extra = torch.nn.Linear(10, 10)
+
+    def forward(self, images):
+        return self.extra(super().forward(images))
+
+if __name__ == "__main__":
+    for fold in range(2):
+        trainer = pl.Trainer(
+            accelerator="cpu", devices=2, max_epochs=8, strategy="elastic", logger=False, default_root_dir="."
+        )
+        model = LazyMLP(optimizer=torch.optim.Adam)
+        trainer.fit(model, datamodule=DigitsData())
+        print("metric", float(trainer.callback_metrics["val/acc"]))
+        print("validated", trainer.validate(model, datamodule=DigitsData(), verbose=False)[0]["val/acc"], flush=True)
+"""
+
+
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
     path = tmp_path / "script.py"
@@ -117,6 +143,28 @@ def test_script_when_training_fails_then_on_exception_runs_in_workers_only(
     assert called
     assert set(called) <= set(workers)
     assert "TrainingFailed" in run.stderr
+
+
+def test_script_when_layers_are_made_in_the_workers_then_their_weights_come_back(
+    run_script: Callable[..., Run], tmp_path: Path
+) -> None:
+    path = tmp_path / "lazy.py"
+    path.write_text(LAZY)
+    run = run_script(path)
+    run.finish(code=1)  # the last fit() is refused
+    found = facts(run)
+    assert float(found["validated"]) == pytest.approx(float(found["metric"]))
+    assert "run_dir=" in run.stderr.splitlines()[-1]
+    assert "give each fit() its own" in run.stderr
+
+
+def test_script_when_stopped_then_ends_with_the_documented_code(run_script: Callable[..., Run], script: Path) -> None:
+    run = run_script(script, "500")
+    run.wait_for_checkpoint(50)
+    run.process.send_signal(signal.SIGTERM)
+    run.finish(code=143, seconds=30)
+    assert "Traceback" not in run.stderr
+    assert "the same command goes on from the newest checkpoint" in run.stdout
 
 
 def test_example_script_when_run_then_trains(run_script: Callable[..., Run]) -> None:

@@ -108,12 +108,20 @@ def test_screen_when_output_is_no_terminal_then_header_metrics_and_summary_but_n
     run = start("trainer.max_epochs=3")
     run.finish()
     lines = run.stdout.splitlines()
-    assert len(lines) == 6 + 3 + 2
+    assert len(lines) == 6 + 1 + 3 + 2
     for word in ("experiment", "data", "model", "world", "run folder", "resume with"):
         assert any(line.strip().startswith(word) for line in lines[:6]), word
-    assert all("val/acc" in line for line in lines[6:9])
-    assert lines[9].startswith("finished: 36 steps")
+    assert lines[6] == f"generation 0: workers {' '.join(map(str, run.workers()))}"
+    assert all("val/acc" in line for line in lines[7:10])
+    assert lines[10].startswith("finished: 36 steps")
     assert run.stderr == ""
+
+
+@pytest.mark.parametrize("output", [">&-", "2>&-", "| head -1", "> /dev/full"])
+def test_screen_when_nobody_can_be_shown_anything_then_trains_all_the_same(tmp_path: Path, output: str) -> None:
+    train = f"{sys.executable} {PROJECT / 'train.py'} +experiment=digits_mlp trainer.max_epochs=2 hydra.run.dir=run"
+    subprocess.run(["sh", "-c", f"{train} {output}"], cwd=tmp_path, timeout=120, stderr=subprocess.DEVNULL)
+    assert '"status": "finished"' in (tmp_path / "run" / "result.json").read_text()
 
 
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a pseudo-terminal")

@@ -193,4 +193,6 @@ def test_run_when_the_same_exception_comes_twice_then_it_is_a_crash_loop_p03(sta
     run.finish(code=1)
     assert run.result["generations"] == 2
     assert "crash loop" in run.stderr
+    assert "boom-7 (crash loop" in run.result["failure"]
+    assert run.result["metrics"]["val/acc"] > 0
     assert len(run.events("worker_failed")) == 2

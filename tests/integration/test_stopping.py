@@ -77,6 +77,31 @@ def test_run_when_agent_is_killed_outright_then_no_process_is_left_and_the_run_r
     assert again.events("resumed")[0]["step"] >= 40
 
 
+def test_run_when_agent_is_killed_while_workers_hold_the_interpreter_then_they_end_all_the_same_p02(
+    start: Callable[..., Run],
+) -> None:
+    run = start("model._target_=probes.HoldingMLP")
+    run.wait_for_checkpoint(20)
+    family = psutil.Process(run.process.pid).children(recursive=True)
+    run.process.kill()
+    run.process.wait()
+    _, left = psutil.wait_procs(family, timeout=15)
+    assert left == []
+
+
+def test_run_when_stopped_before_any_worker_starts_then_ends_with_143_and_leaves_no_folder(
+    start: Callable[..., Run],
+) -> None:
+    run = start()
+    run.wait_until(lambda: psutil.Process(run.process.pid).children())
+    family = psutil.Process(run.process.pid).children(recursive=True)
+    run.process.send_signal(signal.SIGUSR1)
+    run.finish(code=143, seconds=20)
+    _, left = psutil.wait_procs(family, timeout=15)
+    assert left == []
+    assert not run.folder.exists()
+
+
 def test_run_when_a_worker_is_killed_then_its_loader_processes_end_too(start: Callable[..., Run]) -> None:
     run = start(*LONG, *LOADERS)
     run.wait_for_checkpoint(20)
@@ -150,7 +175,8 @@ def test_run_when_resumed_from_the_path_of_a_checkpoint_then_goes_on_from_its_st
     first = start("trainer.max_epochs=5")
     first.finish()
     other = tmp_path / "epoch=5-step=60.ckpt"
-    (first.folder / "checkpoints" / "step_00000060.ckpt").rename(other)
+    (newest,) = (first.folder / "checkpoints").glob("*_00000060.ckpt")
+    newest.rename(other)
     again = start(f'resume="{other}"', f"hydra.run.dir={tmp_path / 'other'}", "trainer.max_epochs=6")
     again.folder = tmp_path / "other"
     again.finish()

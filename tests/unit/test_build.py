@@ -96,6 +96,7 @@ def test_build_when_a_module_has_a_bug_then_its_own_exception_comes_out(tmp_path
         build(run(tmp_path, data={"_target_": f"{HERE}.Buggy", "bug": bug}))
 
 
+@pytest.mark.filterwarnings("ignore:GPU available but not used")
 def test_build_when_there_are_fewer_gpus_than_workers_then_all_use_cpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -131,7 +131,7 @@ def test_parse_when_a_range_is_given_then_the_two_keys_are_named_r10(key: str) -
         ("elastic.nproc_per_node", "gpus", "must be a number of at least 1, auto, gpu or cpu"),
         ("elastic.nproc_per_node", 1.5, "must be a number of at least 1, auto, gpu or cpu"),
         ("elastic.num_threads", 0, "must be at least 1"),
-        ("elastic.monitor_interval", 0, "must be more than 0"),
+        ("elastic.monitor_interval", 0, "must be more than 0 and at most 60"),
         ("rendezvous.backend", "etcd", "must be c10d"),
         ("rendezvous.local_addr", 7, "must be text or null"),
         ("restart.policy", "always", "must be on_failure or never"),

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import contextlib
 import io
+import os
 from pathlib import Path
 
 from rich.console import Console
 
-from elastic_harness.display import Display
+from elastic_harness.display import Display, SteadyConsole
 from elastic_harness.messages import Evaluated, Phase, Progress
 from elastic_harness.restart import Decision, Failure
 from elastic_harness.result import Result
@@ -42,7 +44,7 @@ def test_display_when_a_worker_failed_then_cause_and_resume_point_are_one_line()
     shown.restarting(KILLED, Decision(True, "restart 1 of 10"))
     shown.resumed("/runs/a/checkpoints/step_00000030.ckpt", 30)
     assert output.getvalue() == (
-        "restart 1 of 10: rank 1 was killed by SIGKILL, perhaps out of memory at step 37; "
+        "restart 1 of 10 at step 37: rank 1 was killed by SIGKILL, perhaps out of memory; "
         "going on from step 30 (step_00000030.ckpt)\n"
     )
 
@@ -55,6 +57,26 @@ def test_display_when_a_run_is_resumed_then_says_from_where_and_a_fresh_one_is_s
     assert output.getvalue() == "resuming from step 30 (step_00000030.ckpt)\n"
 
 
+def test_display_when_a_restarted_generation_fails_at_once_then_both_causes_are_shown() -> None:
+    shown, output = display()
+    shown.restarting(KILLED, Decision(True, "restart 1 of 10"))
+    shown.restarting(KILLED, Decision(True, "restart 2 of 10"))
+    shown.resumed(None, 0)
+    assert [line[:9] for line in output.getvalue().splitlines()] == ["restart 1", "restart 2"]
+
+
+def test_display_when_nobody_reads_any_more_then_goes_quiet() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as closed:
+        shown = Display(SteadyConsole(file=closed))
+        shown.line("x" * 100_000)
+        shown.line("y")
+        assert shown.quiet
+        with contextlib.suppress(OSError):
+            closed.close()
+
+
 def test_display_when_lines_have_brackets_or_are_long_then_they_come_out_as_they_are(tmp_path: Path) -> None:
     shown, output = display()
     shown.evaluated(Evaluated(3, 120, {"val/[top1]": 0.5, "x" * 150: 1.0}))
@@ -63,6 +85,8 @@ def test_display_when_lines_have_brackets_or_are_long_then_they_come_out_as_they
 
 def test_summary_when_the_run_ended_then_says_how(tmp_path: Path) -> None:
     shown, output = display()
-    shown.summary(Result("finished", 240, 20, {"val/acc": 0.96}, "ab", 2, 1, 7, [2, 2], 12.4), RunFolder(tmp_path))
+    shown.summary(
+        Result("finished", None, 240, 20, {"val/acc": 0.96}, "ab", 2, 1, 7, [2, 2], 12.4), RunFolder(tmp_path)
+    )
     assert "finished: 240 steps in 12 s, 1 restart, 7 steps trained again  val/acc 0.96" in output.getvalue()
     assert str(tmp_path) in output.getvalue()

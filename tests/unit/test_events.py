@@ -27,5 +27,15 @@ def test_read_when_a_crash_cut_the_last_line_then_the_others_are_read_and_writin
     assert [event["step"] for event in timeline.read("resumed")] == [1, 2]
 
 
+def test_read_when_lines_are_damaged_then_they_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    timeline = Timeline(path, "node0")
+    timeline.record("resumed", generation=0, step=7, world_size=1)
+    with path.open("ab") as file:
+        file.write(b"null\n\xff\xfe\n[1]\n{}\n")
+    assert [event["step"] for event in timeline.read()] == [7]
+    assert timeline.last_step() == 7
+
+
 def test_read_when_there_is_no_file_then_there_are_no_events(tmp_path: Path) -> None:
     assert list(Timeline(tmp_path / "events.jsonl", "node0").read()) == []

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
+import pytest
 import torch
 
 from elastic_harness.events import Timeline
+from elastic_harness.messages import Evaluated
 from elastic_harness.result import Result, weights_sha256
 
 
@@ -36,9 +39,25 @@ def test_result_when_put_together_then_counts_over_all_starts_of_the_run(tmp_pat
         timeline.record("generation_started", generation=generation, step=0, world_size=world_size, restart=restart)
     timeline.record("resumed", generation=1, step=20, world_size=2, steps_lost=7)
     timeline.record("resumed", generation=2, step=40, world_size=3, steps_lost=0)
-    result = Result.of("failed", 50, None, timeline, 1.23456)
+    timeline.record("run_finished", generation=2, step=50, world_size=3, status="failed")
+    result = Result.of("failed", "rank 1 raised", timeline, None, Evaluated(2, 46, {"val/acc": 0.5, "nan": math.nan}))
     assert (result.generations, result.restarts, result.steps_lost) == (3, 1, 7)
     assert result.world_sizes == [2, 2, 3]
     assert result.weights_sha256 is None
-    assert result.epoch is None
-    assert result.wall_seconds == 1.235
+    assert (result.step, result.epoch) == (50, 2)
+    assert result.metrics == {"val/acc": 0.5, "nan": None}
+
+
+def test_result_when_there_were_several_starts_then_their_seconds_are_added(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timeline = Timeline(tmp_path / "events.jsonl", "node0")
+    for name, moment in (
+        ("run_started", 100.0),
+        ("checkpoint_saved", 107.0),
+        ("run_started", 500),
+        ("run_finished", 502),
+    ):
+        monkeypatch.setattr("time.time", lambda moment=moment: moment)
+        timeline.record(name, generation=0, step=1, world_size=1)
+    assert Result.of("finished", None, timeline, None, None).wall_seconds == 9.0

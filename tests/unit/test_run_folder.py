@@ -16,7 +16,7 @@ from elastic_harness.run_folder import RunFolder, hold_lock
 
 
 def result(status: str) -> Result:
-    return Result(status, 10, 1, {"val/acc": 0.9}, "ab", 1, 0, 0, [2], 1.0)
+    return Result(status, None, 10, 1, {"val/acc": 0.9}, "ab", 1, 0, 0, [2], 1.0)
 
 
 def config(tmp_path: Path, **trainer: Any) -> RunConfig:
@@ -101,6 +101,17 @@ def test_finished_when_result_and_length_fit_then_the_result_is_given(
     assert (found is not None) is done
     if found:
         assert found["metrics"] == {"val/acc": 0.9}
+
+
+@pytest.mark.parametrize("name", ["result.json", "config.yaml"])
+@pytest.mark.parametrize("content", [b"{garb", b"[]", b"hello", b"\xff\xfe", b""])
+def test_finished_when_a_file_is_damaged_then_the_checkpoints_decide(tmp_path: Path, name: str, content: bytes) -> None:
+    folder = RunFolder(tmp_path)
+    folder.begin(to_yaml(config(tmp_path, max_epochs=3)))
+    folder.write_result(result("finished"))
+    (tmp_path / name).write_bytes(content)
+    assert folder.finished(config(tmp_path, max_epochs=3)) is None
+    folder.begin(to_yaml(config(tmp_path, max_epochs=3)))
 
 
 def test_finished_when_the_folder_is_empty_then_it_is_not(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import multiprocessing
 import os
@@ -93,6 +94,15 @@ class EstimatingMLP(DigitsMLP):
         steps = int(self.trainer.estimated_stepping_batches)
         schedule = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+class HoldingMLP(DigitsMLP):
+    """Stays in a C function that does not let other Python threads run, for longer than any test."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        if self.global_step == 25:
+            ctypes.PyDLL(None).sleep(120)
+        return super().training_step(batch, batch_idx)
 
 
 class LeavingMLP(DigitsMLP):
