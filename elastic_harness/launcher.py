@@ -31,6 +31,7 @@ from elastic_harness.process_state import ProcessState
 from elastic_harness.restart import RestartPolicy
 from elastic_harness.result import Result
 from elastic_harness.run_folder import RunFolder
+from elastic_harness.settled import recorded_as, settle
 from elastic_harness.stop_signals import StopSignals
 
 if TYPE_CHECKING:
@@ -157,6 +158,9 @@ class ElasticLauncher(_Launcher):
 
     def _prepare(self, trainer: pl.Trainer, folder: RunFolder) -> None:
         strategy = self._strategy
+        recorded = {} if strategy.resume == "never" else folder.recorded("elastic")
+        cores = len(os.sched_getaffinity(0))
+        strategy.elastic = settle(strategy.elastic, recorded, strategy.num_processes, cores)
         for logger in trainer.loggers:
             _ = logger.version  # settled here, or every generation would count up
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
@@ -166,7 +170,7 @@ class ElasticLauncher(_Launcher):
     def _begin(self, folder: RunFolder) -> Timeline:
         if self._strategy.resume == "never":
             folder.set_aside()
-        changes = folder.begin(self._strategy.config_yaml)
+        changes = folder.begin(recorded_as(self._strategy.config_yaml, self._strategy.elastic))
         if changes:
             self._display.line("the configuration has changed since the last start:")
             for change in changes:

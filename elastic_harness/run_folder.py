@@ -134,6 +134,11 @@ class RunFolder:
         """Write ``result.json``, whole or not at all."""
         self._write(self._result.name, json.dumps(asdict(result), indent=2) + "\n")
 
+    def recorded(self, group: str) -> dict[str, Any]:
+        """A group of ``config.yaml`` as the last start left it; empty if there is none."""
+        content = yaml.safe_load(self._config.read_text()) if self._config.exists() else {}
+        return dict(content.get(group) or {})
+
     def _write(self, name: str, text: str) -> None:
         temporary = self.path / f".{name}.partial"
         temporary.write_text(text)
