@@ -247,6 +247,8 @@ class ElasticAgent(LocalElasticAgent):
         rank, log = source.assignment.rank, source.assignment.log_path
         common: dict[str, Any] = {"step": self.step, "made_progress": self.step > 0, "log": log}
         raised = source.raised
+        if raised is not None and raised.refused:
+            raise ConfigError(raised.refused)
         if raised is not None and raised.exit_code is None:
             failure = Failure(
                 rank, "exception", raised.name, raised.message, raised.place,

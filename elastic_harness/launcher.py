@@ -26,6 +26,7 @@ from elastic_harness.checkpoint.callback import ElasticCheckpoint
 from elastic_harness.display import Display
 from elastic_harness.errors import Stopped
 from elastic_harness.events import Timeline
+from elastic_harness.exact import refuse_inexact_training
 from elastic_harness.messages import EXIT_MISSING_MAIN_GUARD
 from elastic_harness.process_state import ProcessState
 from elastic_harness.restart import RestartPolicy
@@ -82,7 +83,7 @@ class ElasticLauncher(_Launcher):
         with _hooks_stay_in_workers(trainer), StopSignals() as stop, folder.in_use():
             fitting = trainer.state.fn == TrainerFn.FITTING
             if fitting:
-                self._prepare(trainer, folder)
+                self._prepare(trainer, args[0], folder)
             payload = pickling.dumps(trainer, function, args, kwargs)
             timeline = self._begin(folder) if fitting else None
             with _agent_log(folder):
@@ -156,8 +157,10 @@ class ElasticLauncher(_Launcher):
             resume_from=None if strategy.resume in ("auto", "never") else strategy.resume,
         )
 
-    def _prepare(self, trainer: pl.Trainer, folder: RunFolder) -> None:
+    def _prepare(self, trainer: pl.Trainer, module: pl.LightningModule, folder: RunFolder) -> None:
         strategy = self._strategy
+        if strategy.elastic.consistency != "none":
+            refuse_inexact_training(trainer, module)
         recorded = {} if strategy.resume == "never" else folder.recorded("elastic")
         cores = len(os.sched_getaffinity(0))
         strategy.elastic = settle(strategy.elastic, recorded, strategy.num_processes, cores)

@@ -1,0 +1,149 @@
+"""The same weights, decisions and samples at any number of workers, and whatever happens to them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.conftest import Run
+
+SAMPLES = 700
+EPOCHS = 6
+STEPS = 8  # 700 samples, 6 logical ranks of 16: 7 steps and one of 28
+
+
+@dataclass
+class Story:
+    """What came of a run."""
+
+    result: dict[str, Any]
+    decisions: list[dict[str, Any]]
+    ledger: list[dict[str, Any]]
+
+    def samples(self, epoch: int, superseded: Callable[[dict[str, Any]], bool]) -> Counter[int]:
+        """How often each sample was trained on in an epoch, without steps that were trained again."""
+        lines = [line for line in self.ledger if line["epoch"] == epoch and not superseded(line)]
+        return Counter(sample for line in lines for sample in line["ids"])
+
+
+Tell = Callable[..., Story]
+
+
+@pytest.fixture
+def noisy(start: Callable[..., Run], tmp_path: Path) -> Callable[..., Run]:
+    """Starts the noisy network on 6 logical ranks, in the one run folder."""
+
+    def noisy(workers: int, *overrides: str) -> Run:
+        command = [
+            "~optimizer",
+            "~model.hidden",
+            "model._target_=noisy.NoisyCNN",
+            f"+model.ledger={tmp_path / 'ledger'}",
+            f"+model.decisions={tmp_path / 'decisions'}",
+            "data._target_=noisy.NoisyDigits",
+            "data.batch_size=16",
+            "objective.metric=val/loss",
+            "objective.direction=min",
+            f"trainer.max_epochs={EPOCHS}",
+            "checkpoint.every_n_steps=3",
+            "elastic.num_threads=1",
+            f"elastic.nproc_per_node={workers}",
+        ]
+        return start(*command, *overrides)
+
+    return noisy
+
+
+@pytest.fixture
+def tell(tmp_path: Path) -> Callable[[Run, str], Story]:
+    """Waits for a run and sets its folder and files aside."""
+
+    def tell(run: Run, name: str) -> Story:
+        run.finish(seconds=280)
+        result = run.result
+        run.folder.rename(tmp_path / f"run-{name}")
+        files = [(tmp_path / file).rename(tmp_path / f"{file}-{name}") for file in ("decisions", "ledger")]
+        decisions, ledger = ([json.loads(line) for line in file.read_text().splitlines()] for file in files)
+        return Story(result, decisions, ledger)
+
+    return tell
+
+
+def kill(run: Run, step: int, rank: int) -> None:
+    """Kill a worker of the newest generation once a checkpoint of ``step`` steps is there."""
+    run.wait_for_checkpoint(step)
+    os.kill(run.workers()[rank], signal.SIGKILL)
+    generations = len(run.events("worker_failed"))
+    run.wait_until(lambda: len(run.events("worker_failed")) > generations)
+
+
+SIX = ("elastic.logical_world_size=6",)
+
+
+def test_run_when_workers_differ_or_die_then_the_weights_are_the_same(
+    start: Callable[..., Run], tmp_path: Path
+) -> None:
+    hashes = {}
+    for name, workers, kills in (("one", 1, []), ("three", 3, []), ("two", 2, [40, 80, 120])):
+        run = start(*SIX, "elastic.num_threads=1", "data.batch_size=16", f"elastic.nproc_per_node={workers}")
+        for number, step in enumerate(kills):
+            kill(run, step, number % 2)
+        run.finish()
+        assert run.result["restarts"] == len(kills)
+        hashes[name] = (run.result["weights_sha256"], run.result["metrics"])
+        run.folder.rename(tmp_path / name)
+    assert hashes["one"] == hashes["three"] == hashes["two"]
+
+
+def test_run_when_it_has_everything_that_could_differ_then_nothing_does_c01_c02_d02_d07(
+    noisy: Callable[..., Run], tell: Callable[[Run, str], Story]
+) -> None:
+    one = tell(noisy(1, *SIX), "one")
+    assert [line["val/count"] for line in one.decisions] == [39] * EPOCHS
+    assert len({line["lr"] for line in one.decisions}) > 1, "the plateau scheduler has something to decide"
+    three = tell(noisy(3, *SIX), "three")
+
+    run = noisy(2, *SIX)
+    kill(run, 9, 1)  # within the second epoch
+    kill(run, 27, 0)
+    killed = tell(run, "killed")
+    assert killed.result["restarts"] == 2
+
+    for story in (three, killed):
+        assert story.result["weights_sha256"] == one.result["weights_sha256"]
+        assert story.result["metrics"] == one.result["metrics"]
+        assert {line["epoch"]: line for line in story.decisions} == {line["epoch"]: line for line in one.decisions}
+    for story in (one, three):
+        for epoch in range(EPOCHS):
+            assert story.samples(epoch, lambda line: False) == Counter(range(SAMPLES))
+
+
+def test_run_when_stopped_within_an_epoch_and_resumed_with_other_workers_then_nothing_differs_c01(
+    noisy: Callable[..., Run], tell: Callable[[Run, str], Story]
+) -> None:
+    validations = ("+trainer.val_check_interval=4",)  # within an epoch and at its end
+    by_validation = ("+model.monitor=val/loss",)
+    undisturbed = tell(noisy(2, *SIX, *validations, *by_validation), "undisturbed")
+    pids: list[int] = []
+    resumed: list[int] = []
+    for workers, step in ((2, 9), (3, 21)):
+        # The number of logical ranks is taken over from the run folder.
+        run = noisy(workers, *(SIX if workers == 2 else ()), *validations, *by_validation)
+        run.wait_for_checkpoint(step)
+        run.process.terminate()
+        run.finish(code=143)
+        resumed.append(max(event["step"] for event in run.events("checkpoint_saved")))
+        pids.append(run.process.pid)
+    disturbed = tell(noisy(1, *validations, *by_validation), "disturbed")
+    assert [step % STEPS != 0 for step in resumed].count(True) >= 1
+    assert disturbed.result["weights_sha256"] == undisturbed.result["weights_sha256"]
+    assert disturbed.result["metrics"] == undisturbed.result["metrics"]
+    assert {d["epoch"]: d for d in disturbed.decisions} == {d["epoch"]: d for d in undisturbed.decisions}
