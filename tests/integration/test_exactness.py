@@ -147,3 +147,72 @@ def test_run_when_stopped_within_an_epoch_and_resumed_with_other_workers_then_no
     assert disturbed.result["weights_sha256"] == undisturbed.result["weights_sha256"]
     assert disturbed.result["metrics"] == undisturbed.result["metrics"]
     assert {d["epoch"]: d for d in disturbed.decisions} == {d["epoch"]: d for d in undisturbed.decisions}
+
+
+def test_run_when_some_workers_have_no_sample_or_batch_then_nothing_differs(
+    noisy: Callable[..., Run], tell: Callable[[Run, str], Story]
+) -> None:
+    short = (
+        *SIX,
+        "+data.samples=674",  # the last step has 2 samples: one worker of three has some
+        "+data.num_workers=0",
+        "trainer.limit_val_batches=2",  # nor does each have a batch to validate
+        "trainer.max_epochs=2",
+        "trainer.precision=bf16-mixed",
+        "trainer.gradient_clip_val=0.5",
+    )
+    one, three = (tell(noisy(workers, *short), str(workers)) for workers in (1, 3))
+    assert [line["val/count"] for line in one.decisions] == [8, 8]
+    assert three.result["weights_sha256"] == one.result["weights_sha256"]
+    assert three.result["metrics"] == one.result["metrics"]
+    assert three.decisions == one.decisions
+
+
+def test_run_when_consistency_is_batch_then_the_batches_are_the_same_and_the_weights_nearly(
+    start: Callable[..., Run], tmp_path: Path
+) -> None:
+    losses = []
+    for workers in (1, 3):
+        run = start(*SIX, "elastic.consistency=batch", f"elastic.nproc_per_node={workers}", "trainer.max_epochs=2")
+        run.finish()
+        assert run.result["step"] == 2 * 4  # 1,437 samples in steps of 6 * 64
+        losses.append(run.result["metrics"]["val/loss"])
+        run.folder.rename(tmp_path / str(workers))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_run_when_consistency_is_none_and_a_worker_dies_then_it_resumes_inside_the_epoch(
+    start: Callable[..., Run],
+) -> None:
+    run = start("elastic.consistency=none", "data.batch_size=8", "trainer.max_epochs=3")
+    run.wait_for_checkpoint(120)
+    os.kill(run.workers()[1], signal.SIGKILL)
+    run.finish()
+    assert run.result["step"] == 3 * 90
+    assert run.result["restarts"] == 1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words", "workers"),
+    [
+        (["+trainer.accumulate_grad_batches=2"], ["trainer.accumulate_grad_batches=2 must be 1", "logical_world"], 0),
+        (["model._target_=probes.ReducingMLP"], ["torch.distributed.all_reduce", "probes.py", "consistency=none"], 1),
+        (["data.batch_size=3000", "data._target_=probes.DroppingDigits"], ["1437 samples, fewer than one step"], 1),
+    ],
+)
+def test_run_when_it_cannot_be_exact_then_it_is_refused_with_the_way_out(
+    start: Callable[..., Run], overrides: list[str], words: list[str], workers: int
+) -> None:
+    run = start(*overrides)
+    run.finish(code=2)
+    assert all(word in run.stderr for word in words), run.stderr
+    assert "Traceback" not in run.stderr
+    assert len(run.events("generation_started")) == workers
+
+
+def test_run_when_resumed_with_another_logical_world_size_then_it_is_refused(start: Callable[..., Run]) -> None:
+    run = start(*SIX, "trainer.max_epochs=1")
+    run.finish()
+    again = start("elastic.logical_world_size=4", "trainer.max_epochs=2")
+    again.finish(code=2)
+    assert "elastic.logical_world_size=4 must be the 6" in again.stderr
