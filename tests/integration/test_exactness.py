@@ -216,3 +216,54 @@ def test_run_when_resumed_with_another_logical_world_size_then_it_is_refused(sta
     again = start("elastic.logical_world_size=4", "trainer.max_epochs=2")
     again.finish(code=2)
     assert "elastic.logical_world_size=4 must be the 6" in again.stderr
+
+
+ONE_STEP = """
+from pathlib import Path
+import pytorch_lightning as pl
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+from elastic_harness import ElasticConfig, ElasticStrategy
+
+class Line(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.layer = torch.nn.Linear(5, 1)
+
+    def training_step(self, batch, batch_idx):
+        return (self.layer(batch[0]) ** 2).mean()
+
+    def on_after_backward(self):
+        self.grads = [p.grad.clone() for p in self.parameters()]
+
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["grads"] = self.grads
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+if __name__ == "__main__":
+    model, data = Line(), torch.arange(50.0).view(10, 5) / 50
+    expected = Line()
+    torch.nn.functional.mse_loss(expected.layer(data), torch.zeros(10, 1)).backward()
+    strategy = ElasticStrategy(elastic=ElasticConfig(logical_world_size=3))  # 10 samples as 4, 3 and 3
+    trainer = pl.Trainer(
+        accelerator="cpu", devices=2, max_epochs=1, strategy=strategy, default_root_dir=".", logger=False
+    )
+    trainer.fit(model, DataLoader(TensorDataset(data), batch_size=4))
+    saved = torch.load(next(Path("elastic/checkpoints").glob("*.ckpt")))
+    for found, parameter in zip(saved["grads"], expected.parameters()):
+        torch.testing.assert_close(found, parameter.grad)
+    print("steps", trainer.global_step)
+"""
+
+
+def test_script_when_ranks_have_different_numbers_of_samples_then_the_gradient_is_that_of_the_whole_batch(
+    run_script: Callable[..., Run], tmp_path: Path
+) -> None:
+    path = tmp_path / "one_step.py"
+    path.write_text(ONE_STEP)
+    run = run_script(path)
+    run.finish()
+    assert "steps 1" in run.stdout
