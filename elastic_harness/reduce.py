@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
 
-from elastic_harness.logical import TreeSum, hosted, subtrees
+from elastic_harness.logical import Node, TreeSum, hosted, subtrees
 
 BUCKET_BYTES = 25 * 2**20
 """Size of a bucket, that of DistributedDataParallel."""
@@ -76,8 +76,8 @@ class Bucket:
 class TreeReducer:
     """Sums the gradients of all logical ranks: ``add`` each hosted one, then ``finish``.
 
-    Between ``start`` and ``finish`` a worker holds at most ``log2(logical_world_size) + 1`` copies of the gradients,
-    and one more between two steps.
+    Between ``start`` and ``finish`` a worker holds at most ``log2(logical_world_size) + 1`` copies of the gradients;
+    what it receives of the others' sums, kept for the next step, is about one more.
 
     Args:
         parameters: what has gradients.
@@ -101,6 +101,7 @@ class TreeReducer:
         self._logical_world_size = logical_world_size
         self._buckets = _buckets(self.parameters, world_size, bucket_bytes)
         self._spare: list[list[Tensor]] = []
+        self._buffers: dict[tuple[int, int, Node], Tensor] = {}
         self._given: list[Tensor] | None = None
         self.start(logical_world_size)
 
@@ -149,12 +150,10 @@ class TreeReducer:
     def _new(self) -> list[Tensor]:
         return self._spare.pop() if self._spare else [bucket.new() for bucket in self._buckets]
 
-    def _send_slices(
-        self, number: int, flats: list[Tensor]
-    ) -> tuple[list[dist.Work], list[tuple[tuple[int, int], Tensor]]]:
+    def _send_slices(self, number: int, flats: list[Tensor]) -> tuple[list[dist.Work], list[tuple[Node, Tensor]]]:
         """Send every worker its slice of the sums held here, and have this worker's slice of theirs come."""
         length = self._buckets[number].length // self._world_size
-        received: list[tuple[tuple[int, int], Tensor]] = []
+        received: list[tuple[Node, Tensor]] = []
         transfers: list[dist.P2POp] = []
         for peer in range(self._world_size):
             nodes = subtrees(hosted(peer, self._world_size, self._logical_world_size), self._active)
@@ -163,7 +162,10 @@ class TreeReducer:
                 received += zip(nodes, own, strict=True)
                 continue
             for node in nodes:
-                buffer = self._buckets[number].parameters[0].new_empty(length)
+                buffer = self._buffers.get((number, peer, node))
+                if buffer is None:
+                    buffer = self._buckets[number].parameters[0].new_empty(length)
+                    self._buffers[number, peer, node] = buffer
                 received.append((node, buffer))
                 transfers.append(dist.P2POp(dist.irecv, buffer, peer, tag=2 * number))
             for flat in flats:
@@ -175,18 +177,20 @@ class TreeReducer:
         self,
         number: int,
         flat: Tensor,
-        sent: tuple[list[dist.Work], list[tuple[tuple[int, int], Tensor]]],
+        sent: tuple[list[dist.Work], list[tuple[Node, Tensor]]],
     ) -> list[dist.Work]:
         """Finish the tree for this worker's slice, put it into ``flat``, and have all slices of it come and go."""
         works, received = sent
         for work in works:
             work.wait()
-        tree: TreeSum[Tensor] = TreeSum(self._active, torch.add)
+        # In place: nobody else needs this slice of what was added up here.
+        tree: TreeSum[Tensor] = TreeSum(self._active, Tensor.add_)
         for node, part in received:
             tree.put(node, part)
         length = len(flat) // self._world_size
         own = flat[self._rank * length : (self._rank + 1) * length]
-        own.copy_(tree.total)
+        if own.data_ptr() != tree.total.data_ptr():
+            own.copy_(tree.total)
         transfers: list[dist.P2POp] = []
         for peer in range(self._world_size):
             if peer != self._rank:
