@@ -256,6 +256,8 @@ class ElasticAgent(LocalElasticAgent):
         rank, log = source.assignment.rank, source.assignment.log_path
         common: dict[str, Any] = {"step": self.step, "made_progress": self._made_progress, "log": log}
         raised = source.raised
+        if raised is not None and raised.refused:
+            raise ConfigError(raised.refused)
         if raised is not None and raised.exit_code is None:
             failure = Failure(
                 rank, "exception", raised.name, raised.message, raised.place,

@@ -1,4 +1,4 @@
-"""The console script: ``elastic-harness list``. torch is not imported here."""
+"""The console script: ``elastic-harness list`` and ``verify``. torch is not imported here."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 from elastic_harness.errors import ConfigError, HarnessError
 from elastic_harness.recipes import list_experiments
+from elastic_harness.verify import verify
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -16,9 +17,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="elastic-harness", description="Tools around elastic training runs.")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("list", help="list the experiments and recipes of this project")
-    parser.parse_args(arguments)
+    check = commands.add_parser("verify", help="train a few steps with 1, 2 and 3 workers and compare the weights")
+    check.add_argument("--steps", type=int, default=12, help="optimizer steps of each run (default: 12)")
+    check.add_argument("overrides", nargs="+", help="as for train.py, for example +experiment=digits_mlp")
+    given = parser.parse_args(arguments)
     try:
-        sys.stdout.write(listing(find_project(Path.cwd())))
+        project = find_project(Path.cwd())
+        lines = verify(project, given.overrides, given.steps) if given.command == "verify" else listing(project)
+        for line in lines:
+            sys.stdout.write(f"{line}\n")
+            sys.stdout.flush()
     except HarnessError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
@@ -39,7 +47,7 @@ def find_project(start: Path) -> Path:
     )
 
 
-def listing(project: Path) -> str:
+def listing(project: Path) -> list[str]:
     """A line for each experiment, and one more for what it is."""
     lines: list[str] = []
     for experiment in list_experiments(project):
@@ -48,4 +56,4 @@ def listing(project: Path) -> str:
         lines.append(f"    {experiment.command or f'python train.py +experiment={experiment.name}'}")
         if experiment.description:
             lines.append(f"    {experiment.description}")
-    return "\n".join(lines) + "\n" if lines else "No experiments in conf/experiment or recipes/*/experiment.\n"
+    return lines or ["No experiments in conf/experiment or recipes/*/experiment."]

@@ -30,7 +30,13 @@ class ElasticConfig:
         max_nodes: largest number of nodes to train with; only 1 so far.
         nproc_per_node: workers a node: a number, ``gpu`` (one a GPU), ``cpu`` (one a core), or ``auto``
             (one a GPU, or one worker where there is none).
-        num_threads: CPU threads of one worker; null shares the node's cores evenly among its workers.
+        logical_world_size: data-parallel ranks that define the run, each with the loader's own batch size, hosted by
+            however many workers there are. null is ``nproc_per_node`` times ``max_nodes`` at the run's first start;
+            later starts take the recorded number.
+        consistency: ``bitwise`` (the same weights, bit for bit, with any number of workers), ``batch`` (the same
+            samples and batches, sums in the order of the workers) or ``none`` (plain DDP: a resize changes the batch).
+        num_threads: CPU threads of one worker; null shares the node's cores evenly among the logical ranks at the
+            first start, so that it does not depend on the number of workers.
         monitor_interval: seconds between two looks at the workers' progress. A worker's death is noticed
             at once, whatever this is.
     """
@@ -38,6 +44,8 @@ class ElasticConfig:
     min_nodes: int = 1
     max_nodes: int = 1
     nproc_per_node: Any = "auto"
+    logical_world_size: int | None = None
+    consistency: str = "bitwise"
     num_threads: int | None = None
     monitor_interval: float = 0.1
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from torch.distributed import DistError
 
+from elastic_harness.errors import ConfigError
 from elastic_harness.messages import Raised
 
 _NOT_THE_USERS = (
@@ -30,6 +31,7 @@ def report(exception: BaseException) -> Raised:
         consequence=_is_consequence(exception),
         permanent=bool(getattr(exception, "permanent", False)),
         exit_code=_exit_code(exception),
+        refused=tuple(exception.problems) if isinstance(exception, ConfigError) else (),
     )
 
 
@@ -42,7 +44,11 @@ def _exit_code(exception: BaseException) -> int | None:
 
 def _place(exception: BaseException) -> str:
     """``file:line`` of the innermost frame outside installed packages, or else of the innermost one."""
-    frames = traceback.extract_tb(exception.__traceback__)
+    return place_of(traceback.extract_tb(exception.__traceback__))
+
+
+def place_of(frames: traceback.StackSummary) -> str:
+    """``file:line`` of the innermost frame that is the user's."""
     own = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_USERS)]
     innermost = (own or list(frames))[-1:]
     return f"{innermost[0].filename}:{innermost[0].lineno}" if innermost else ""

@@ -27,11 +27,13 @@ from elastic_harness.checkpoint.callback import ElasticCheckpoint
 from elastic_harness.display import Display
 from elastic_harness.errors import ConfigError, Stopped, TrainingFailed
 from elastic_harness.events import Timeline
+from elastic_harness.exact import refuse_inexact_training
 from elastic_harness.messages import EXIT_MISSING_MAIN_GUARD
 from elastic_harness.process_state import ProcessState
 from elastic_harness.restart import RestartPolicy
 from elastic_harness.result import Result
 from elastic_harness.run_folder import RunFolder
+from elastic_harness.settled import recorded_as, settle
 from elastic_harness.stop_signals import StopSignals
 
 if TYPE_CHECKING:
@@ -84,7 +86,7 @@ class ElasticLauncher(_Launcher):
             fitting = trainer.state.fn == TrainerFn.FITTING
             if fitting:
                 _require_same_module(args[0], folder)
-                self._prepare(trainer, folder)
+                self._prepare(trainer, args[0], folder)
             payload = pickling.dumps(trainer, function, args, kwargs)
             timeline = self._begin(folder) if fitting else None
             with _agent_log(folder):
@@ -160,8 +162,13 @@ class ElasticLauncher(_Launcher):
             resume_from=None if strategy.resume in ("auto", "never") else strategy.resume,
         )
 
-    def _prepare(self, trainer: pl.Trainer, folder: RunFolder) -> None:
+    def _prepare(self, trainer: pl.Trainer, module: pl.LightningModule, folder: RunFolder) -> None:
         strategy = self._strategy
+        if strategy.elastic.consistency != "none":
+            refuse_inexact_training(trainer, module)
+        recorded = {} if strategy.resume == "never" else folder.recorded("elastic")
+        cores = len(os.sched_getaffinity(0))
+        strategy.elastic = settle(strategy.elastic, recorded, strategy.num_processes, cores)
         for logger in trainer.loggers:
             _ = logger.version  # settled here, or every generation would count up
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
@@ -171,7 +178,7 @@ class ElasticLauncher(_Launcher):
     def _begin(self, folder: RunFolder) -> Timeline:
         if self._strategy.resume == "never":
             folder.set_aside()
-        changes = folder.begin(self._strategy.config_yaml)
+        changes = folder.begin(recorded_as(self._strategy.config_yaml, self._strategy.elastic))
         if changes:
             self._display.line("the configuration has changed since the last start:")
             for change in changes:

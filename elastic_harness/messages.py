@@ -101,7 +101,8 @@ class Raised(NamedTuple):
     """An exception ended the worker.
 
     ``consequence`` says that it only came of another worker's end, such as a connection closed by a peer.
-    ``exit_code`` is set for a ``SystemExit``.
+    ``exit_code`` is set for a ``SystemExit``. ``refused`` holds the sentences of a ``ConfigError``: only here, with
+    model and data at hand, could the worker see that the input is bad.
     """
 
     name: str
@@ -111,6 +112,7 @@ class Raised(NamedTuple):
     consequence: bool
     permanent: bool
     exit_code: int | None
+    refused: tuple[str, ...] = ()
 
 
 class Finished(NamedTuple):

@@ -25,10 +25,22 @@ _ONE_KEY: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
     ("elastic.min_nodes", _at_least(1), "must be at least 1", "one node is elastic.min_nodes=1"),
     ("elastic.max_nodes", _at_least(1), "must be at least 1", "one node is elastic.max_nodes=1"),
     (
+        "elastic.logical_world_size",
+        lambda value: value is None or value >= 1,
+        "must be at least 1",
+        "null is one logical rank for each worker there can be",
+    ),
+    (
+        "elastic.consistency",
+        lambda value: value in ("bitwise", "batch", "none"),
+        "must be bitwise, batch or none",
+        "the default is bitwise",
+    ),
+    (
         "elastic.num_threads",
         lambda value: value is None or value >= 1,
         "must be at least 1",
-        "null shares the cores evenly among the workers",
+        "null shares the cores evenly among the logical ranks",
     ),
     (
         "elastic.monitor_interval",
@@ -99,6 +111,7 @@ def broken_rules(run: RunConfig, bad: set[str]) -> Iterator[str]:
             yield f"{key}={shown(value)} {sentence}: {fix}."
     yield from _node_rules(run, bad)
     yield from _nproc_rule(run, bad)
+    yield from _world_rule(run, bad)
     yield from _resume_rule(run, bad)
     for key in sorted(TRAINER_KEYS_OF_THE_HARNESS.keys() & run.trainer.keys()):
         yield f"trainer.{key}={shown(run.trainer[key])} is set by the harness: {TRAINER_KEYS_OF_THE_HARNESS[key]}."
@@ -126,6 +139,30 @@ def _nproc_rule(run: RunConfig, bad: set[str]) -> Iterator[str]:
         f"elastic.nproc_per_node={shown(value)} must be a number of at least 1, auto, gpu or cpu: "
         "auto is one worker a GPU, or one worker where there is none."
     )
+
+
+def _world_rule(run: RunConfig, bad: set[str]) -> Iterator[str]:
+    elastic = run.elastic
+    keys = {f"elastic.{name}" for name in ("logical_world_size", "nproc_per_node", "max_nodes", "consistency")}
+    if not keys & bad and isinstance(elastic.nproc_per_node, int) and elastic.consistency != "none":
+        yield from world_problems(elastic.logical_world_size, elastic.nproc_per_node, elastic.max_nodes)
+
+
+def world_problems(logical_world_size: int | None, nproc_per_node: int, max_nodes: int) -> Iterator[str]:
+    """Every worker hosts at least one logical rank, so there cannot be more workers than those.
+
+    Args:
+        logical_world_size: None means as many as there can be workers.
+        nproc_per_node: workers a node.
+        max_nodes: largest number of nodes.
+    """
+    largest = nproc_per_node * max_nodes
+    if logical_world_size is not None and logical_world_size < largest:
+        yield (
+            f"elastic.logical_world_size={logical_world_size} must be at least the {largest} workers of "
+            f"elastic.nproc_per_node={nproc_per_node} times elastic.max_nodes={max_nodes}, since each hosts one "
+            "logical rank or more: raise it (a new run), or start fewer workers."
+        )
 
 
 def _resume_rule(run: RunConfig, bad: set[str]) -> Iterator[str]:

@@ -137,6 +137,21 @@ class RunFolder:
         """Write ``result.json``, whole or not at all."""
         self._write(self._result.name, json.dumps(asdict(result), indent=2) + "\n")
 
+    def recorded(self, group: str) -> dict[str, Any]:
+        """A group of ``config.yaml`` as the last start left it; empty if there is none.
+
+        Raises:
+            ConfigError: the file is damaged, so it is not known what the run is.
+        """
+        try:
+            content = yaml.safe_load(self._config.read_text()) if self._config.exists() else {}
+            return dict(content.get(group) or {})
+        except (ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
+            raise ConfigError(
+                f"{self._config} is damaged ({type(error).__name__}), and says with how many logical ranks the run was "
+                "started: restore it, or start over with resume=never."
+            ) from error
+
     def _write(self, name: str, text: str) -> None:
         temporary = self.path / f".{name}.partial"
         temporary.write_text(text)

@@ -9,20 +9,22 @@ Trainer.fit() in the user's process
 
 from __future__ import annotations
 
-import itertools
-import warnings
-from collections.abc import Iterator, Sized
+from collections.abc import Callable
 from typing import Any
 
+import pytorch_lightning as pl
 import torch
 from lightning_fabric.plugins import ClusterEnvironment
-from lightning_fabric.utilities.data import _set_sampler_epoch
+from pytorch_lightning.loops.fit_loop import _FitLoop
+from pytorch_lightning.overrides.distributed import _sync_module_states
 from pytorch_lightning.strategies import DDPStrategy, StrategyRegistry
-from pytorch_lightning.trainer.states import RunningStage
+from pytorch_lightning.trainer.states import RunningStage, TrainerFn
+from torch import Tensor
 from torch.distributed import PrefixStore, Store
-from torch.utils.data import BatchSampler, Sampler
+from torch.optim import Optimizer
 
-from elastic_harness import zygote
+from elastic_harness import accumulators, evaluation, plain_resume, zygote
+from elastic_harness.checkpoint.callback import CHECKPOINT_KEY
 from elastic_harness.config import (
     CheckpointConfig,
     ElasticConfig,
@@ -32,6 +34,8 @@ from elastic_harness.config import (
     RunConfig,
 )
 from elastic_harness.errors import ConfigError
+from elastic_harness.evaluation import EvaluationLoader, ExactEvaluationLoop
+from elastic_harness.exact import ExactTraining, set_deterministic
 from elastic_harness.launcher import ElasticLauncher
 from elastic_harness.messages import Assignment
 from elastic_harness.rules import broken_rules
@@ -85,6 +89,9 @@ class ElasticStrategy(DDPStrategy):
         self.config_yaml: str | None = None
         self._check()
         self._resumed_loops: dict[str, Any] | None = None
+        self._resumed_sums: dict[str, Any] | None = None
+        self._exact: ExactTraining | None = None
+        self._limits: dict[RunningStage, float | None] = {}
 
     def _check(self) -> None:
         """The rules that a Hydra run keeps hold in a script, too."""
@@ -132,33 +139,91 @@ class ElasticStrategy(DDPStrategy):
             device_id=device if device.type == "cuda" else None,
         )
 
+    def prepare(self, trainer: pl.Trainer) -> None:
+        """Set up a worker's Trainer for the consistency that was asked for; comes after ``join``."""
+        if self.elastic.consistency == "none":
+            return
+        bitwise = self.elastic.consistency == "bitwise"
+        size = self.elastic.logical_world_size or self.world_size
+        self._exact = ExactTraining(self, size, bitwise=bitwise)
+        if bitwise and self.root_device.type == "cuda":
+            set_deterministic()
+        if trainer.state.fn != TrainerFn.PREDICTING:
+            trainer._accelerator_connector.use_distributed_sampler = False
+            evaluation.install(trainer)
+
+    def configure_ddp(self) -> None:
+        if self._exact is None:
+            super().configure_ddp()
+        else:
+            assert self.model is not None
+            _sync_module_states(self.model)
+
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
         self._resumed_loops = checkpoint.get("loops", {}).get("fit_loop")
+        self._resumed_sums = checkpoint.get(CHECKPOINT_KEY, {}).get("accumulators")
         return checkpoint
 
-    def process_dataloader(self, dataloader: object) -> object:
-        """Start the first training loader after a resume at the batch that comes next, in the order of its epoch.
-
-        Lightning starts over at the epoch's first batch. It may also ask for the loader, and draw from it, before it
-        has restored its loops: a scheduler that wants to know the number of steps is enough. A loader without a
-        torch ``BatchSampler`` (an iterable dataset, a batch sampler of its own) does start over.
-        """
+    def harness_state(self) -> dict[str, Any]:
+        """What a checkpoint holds beyond Lightning's own state; every worker has to call it."""
         assert self.lightning_module is not None
-        if self._resumed_loops is None or self.lightning_module.trainer.state.stage != RunningStage.TRAINING:
+        if self._exact is None:
+            return {}
+        sums = accumulators.state_of(self.lightning_module.trainer)
+        return {"logical_world_size": self._exact.logical_world_size, "accumulators": sums}
+
+    def process_dataloader(self, dataloader: object) -> object:
+        assert self.lightning_module is not None
+        trainer = self.lightning_module.trainer
+        stage = trainer.state.stage
+        assert stage is not None
+        if self._exact is None:
+            if self._resumed_loops is None or stage != RunningStage.TRAINING:
+                return dataloader
+            return plain_resume.start_at(self._resumed_loops, dataloader)
+        if stage == RunningStage.TRAINING:
+            return self._exact.train_loader(dataloader)
+        if stage == RunningStage.PREDICTING:
             return dataloader
-        _set_sampler_epoch(dataloader, self._resumed_loops["epoch_progress"]["current"]["processed"])
-        progress = self._resumed_loops["epoch_loop.batch_progress"]
-        batches_done = 0 if progress["is_last_batch"] else progress["current"]["ready"]
-        batch_sampler = getattr(dataloader, "batch_sampler", None)
-        if batches_done and isinstance(batch_sampler, BatchSampler):
-            batch_sampler.sampler = _SkipOnce(batch_sampler.sampler, batches_done * batch_sampler.batch_size)
-            # True of an ordinary loader, no longer of this one.
-            warnings.filterwarnings("ignore", message=".*your dataloader is not resumable.*")
-        return dataloader
+        limit = self._limits.setdefault(stage, evaluation.limit_of(trainer, stage))
+        name = f"{stage.dataloader_prefix}_dataloader"
+        return EvaluationLoader(dataloader, name, self._exact.seed, self.global_rank, self.world_size, limit)
 
     def on_train_start(self) -> None:
         self._resumed_loops = None
+        if self._exact is not None:
+            assert self.lightning_module is not None
+            self._exact.check_loaders()
+            if self._resumed_sums is not None:
+                accumulators.restore(self.lightning_module.trainer, self._resumed_sums)
+        self._resumed_sums = None
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        if self._exact is None:
+            return super().training_step(*args, **kwargs)
+        return self._exact.training_step(*args)
+
+    def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
+        if self._exact is None:
+            return super().backward(closure_loss, optimizer, *args, **kwargs)
+        return self._exact.backward(closure_loss, optimizer, *args, **kwargs)
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        return self._evaluate(super().validation_step, args, kwargs)
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        return self._evaluate(super().test_step, args, kwargs)
+
+    def _evaluate(self, step: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        assert self.lightning_module is not None
+        loop = self.lightning_module.trainer._active_loop
+        if self._exact is None:
+            return step(*args, **kwargs)
+        if isinstance(loop, _FitLoop):
+            loop = loop.epoch_loop.val_loop
+        assert isinstance(loop, ExactEvaluationLoop)
+        return loop.step(step, args, self._exact.seed)
 
 
 class ElasticEnvironment(ClusterEnvironment):
@@ -200,27 +265,6 @@ class ElasticEnvironment(ClusterEnvironment):
 
     def node_rank(self) -> int:
         return self.assignment.node_rank if self.assignment else 0
-
-
-class _SkipOnce(Sampler[Any]):
-    """A sampler that leaves out the first samples of its first iteration: those trained on before the resume."""
-
-    def __init__(self, sampler: Any, skip: int) -> None:
-        self._sampler = sampler
-        self._skip = skip
-
-    def __iter__(self) -> Iterator[Any]:
-        skip, self._skip = self._skip, 0
-        return itertools.islice(iter(self._sampler), skip, None)
-
-    def __len__(self) -> int:
-        assert isinstance(self._sampler, Sized)
-        return len(self._sampler)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Pass the epoch on, if the sampler takes one."""
-        if hasattr(self._sampler, "set_epoch"):
-            self._sampler.set_epoch(epoch)
 
 
 StrategyRegistry.register("elastic", ElasticStrategy, description="DDP whose workers an elastic agent restarts")

@@ -151,6 +151,7 @@ def _run(
     store = TCPStore(assignment.store_host, assignment.store_port, is_master=False, timeout=timedelta(minutes=5))
     _silence()
     trainer.strategy.join(assignment, store)  # type: ignore[attr-defined]
+    trainer.strategy.prepare(trainer)  # type: ignore[attr-defined]
     callbacks = _take_out_of_the_path(trainer)
     bound = signature(function).bind(*args, **kwargs)
     path = None
@@ -263,6 +264,10 @@ class _Reporter(Callback):
         # Reading the loss waits for a GPU, so not at every step.
         if trainer._logger_connector.should_update_logs and isinstance(outputs, dict) and "loss" in outputs:
             self._progress.loss = float(outputs["loss"])
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        # In the epoch of a resume Lightning would not step plateau schedulers, for it has lost what they go by.
+        trainer.fit_loop._restarting = False
 
     def on_validation_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any, **__: Any) -> None:
         self._update(trainer, Phase.EVALUATING)

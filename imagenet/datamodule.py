@@ -23,7 +23,7 @@ class ImageNetDataModule(pl.LightningDataModule):
     Args:
         root: the folder; there is no default.
         num_classes: classes it must hold; None accepts any number. Configs let the model's head follow it.
-        batch_size: images a worker and step.
+        batch_size: images a logical rank (a worker, without the harness) and step.
         num_workers: loader processes a worker; 0 loads in the worker itself.
         image_size: side of the images the model sees, in pixels.
         resize_size: the shorter side in validation before the centre crop, in pixels.

@@ -24,6 +24,7 @@ EPOCHS = 10_000
 """More than any benchmark waits for."""
 MAX_RESTARTS = 1000
 OURS, THEIRS = "elastic-harness", "torchrun + Lightning"
+BATCH, NONE = "consistency=batch", "consistency=none"
 
 # In the environment of every process of a program.
 _MARK = "BENCHMARK_PROGRAM"
@@ -129,21 +130,24 @@ def workspace() -> Iterator[Path]:
         signal.signal(signal.SIGTERM, before)
 
 
-def in_turns(rounds: int, measure: Callable[[str, Path, str], _T]) -> dict[str, list[_T]]:
-    """Measure both sides in turns, so that what else the machine does hits both.
+def in_turns(
+    rounds: int, measure: Callable[[str, Path, str], _T], sides: Sequence[str] = (OURS, THEIRS)
+) -> dict[str, list[_T]]:
+    """Measure the sides in turns, so that what else the machine does hits all.
 
     Args:
         rounds: how many results a side.
         measure: called with the side, the workspace and a new name for ``Program``.
+        sides: what is compared.
 
     Returns:
         The results of each side, round by round.
     """
-    results: dict[str, list[_T]] = {OURS: [], THEIRS: []}
+    results: dict[str, list[_T]] = {side: [] for side in sides}
     with workspace() as folder:
         for number in range(rounds):
             for side, measured in results.items():
-                measured.append(measure(side, folder, f"{side.split()[0]}-{number}"))
+                measured.append(measure(side, folder, f"{list(results).index(side)}-{number}"))
     return results
 
 
@@ -182,4 +186,9 @@ def _theirs(run: Path, trace_path: Path, data_root: Path) -> list[str]:
     return [*torchrun, f"--max-restarts={MAX_RESTARTS}", *script]
 
 
-_COMMANDS: dict[str, Callable[[Path, Path, Path], list[str]]] = {OURS: _ours, THEIRS: _theirs}
+_COMMANDS: dict[str, Callable[[Path, Path, Path], list[str]]] = {
+    OURS: _ours,
+    BATCH: lambda *paths: [*_ours(*paths), f"elastic.{BATCH}"],
+    NONE: lambda *paths: [*_ours(*paths), f"elastic.{NONE}"],
+    THEIRS: _theirs,
+}

@@ -13,12 +13,16 @@ from pytorch_lightning.callbacks import Checkpoint
 from elastic_harness.checkpoint import files
 from elastic_harness.config import CheckpointConfig, ObjectiveConfig
 
+CHECKPOINT_KEY = "elastic_harness"
+"""Where a checkpoint holds what the harness adds to Lightning's state."""
+
 
 class ElasticCheckpoint(Checkpoint):
     """Writes a checkpoint every ``every_n_steps`` optimizer steps, after the last one, and when the objective improved.
 
     The harness adds it to every Trainer by itself. A checkpoint that falls due just before a validation is
-    written after it: Lightning does not make up for a validation that was pending in the state it resumes.
+    written after it, and one that falls due at the end of an epoch after the next step: Lightning does not make up
+    for a validation, or the end of an epoch, that was pending in the state it resumes.
 
     Args:
         folder: where the files go.
@@ -58,13 +62,20 @@ class ElasticCheckpoint(Checkpoint):
         self._scores = dict(state_dict["scores"])
         self.metrics = dict(state_dict["metrics"])
 
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        state = getattr(trainer.strategy, "harness_state", None)
+        if state is not None:
+            checkpoint[CHECKPOINT_KEY] = state()
+
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._saved_step = trainer.global_step
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self._due(trainer) and not _validation_follows(trainer):
+        if self._due(trainer) and not _validation_follows(trainer) and not _epoch_ends(trainer):
             self._save(trainer, "step")
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -124,3 +135,8 @@ def _validation_follows(trainer: pl.Trainer) -> bool:
     loop = trainer.fit_loop
     assert loop._data_fetcher is not None
     return loop.epoch_loop._should_check_val_fx(loop._data_fetcher)
+
+
+def _epoch_ends(trainer: pl.Trainer) -> bool:
+    """Whether this batch is the last of several in its epoch."""
+    return trainer.num_training_batches > 1 and trainer.fit_loop.epoch_loop._num_ready_batches_reached()

@@ -58,7 +58,7 @@ class DigitsData(pl.LightningDataModule):
     """The digits, every fifth one for validation.
 
     Args:
-        batch_size: images a batch, on each worker.
+        batch_size: images a batch, on each worker (with the harness, each logical rank).
         num_workers: loading processes a worker; the images are in memory, so none are needed.
     """
 

@@ -41,7 +41,12 @@ class Run:
             self.process = subprocess.Popen(
                 command,
                 cwd=cwd,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(MODULES), **environment},
+                env={
+                    **os.environ,
+                    "OMP_NUM_THREADS": "1",
+                    "PYTHONPATH": os.pathsep.join([str(MODULES), str(PROJECT)]),
+                    **environment,
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,

@@ -49,7 +49,10 @@ def test_options_when_listed_then_no_knob_was_added_or_lost() -> None:
             *("model", "data", "optimizer", "scheduler", "trainer", "logger", "callbacks"),
         ],
         "objective": ["metric", "direction"],
-        "elastic": ["min_nodes", "max_nodes", "nproc_per_node", "num_threads", "monitor_interval"],
+        "elastic": [
+            *("min_nodes", "max_nodes", "nproc_per_node", "logical_world_size", "consistency"),
+            *("num_threads", "monitor_interval"),
+        ],
         "rendezvous": ["backend", "local_addr"],
         "restart": ["policy", "max_restarts"],
         "checkpoint": ["every_n_steps", "keep_last", "keep_best"],
@@ -130,6 +133,9 @@ def test_parse_when_a_range_is_given_then_the_two_keys_are_named_r10(key: str) -
         ("elastic.nproc_per_node", 0, "must be a number of at least 1, auto, gpu or cpu"),
         ("elastic.nproc_per_node", "gpus", "must be a number of at least 1, auto, gpu or cpu"),
         ("elastic.nproc_per_node", 1.5, "must be a number of at least 1, auto, gpu or cpu"),
+        ("elastic.logical_world_size", 0, "must be at least 1"),
+        ("elastic.logical_world_size", "all", "must be an integer"),
+        ("elastic.consistency", "exact", "must be bitwise, batch or none"),
         ("elastic.num_threads", 0, "must be at least 1"),
         ("elastic.monitor_interval", 0, "must be more than 0 and at most 60"),
         ("rendezvous.backend", "etcd", "must be c10d"),
@@ -162,6 +168,19 @@ def test_parse_when_a_value_breaks_a_rule_then_key_value_and_rule_are_named(key:
     (problem,) = problems_of(**{key.replace(".", "__"): value})
     assert problem.startswith(key)
     assert words in problem
+
+
+def test_parse_when_there_can_be_more_workers_than_logical_ranks_then_the_arithmetic_is_shown() -> None:
+    (problem,) = problems_of(elastic__logical_world_size=2, elastic__nproc_per_node=3)
+    assert problem.startswith(
+        "elastic.logical_world_size=2 must be at least the 3 workers of elastic.nproc_per_node=3 times "
+        "elastic.max_nodes=1"
+    )
+
+
+def test_parse_when_consistency_is_none_then_logical_ranks_do_not_matter() -> None:
+    cfg = config(elastic__logical_world_size=2, elastic__nproc_per_node=3, elastic__consistency="none")
+    assert parse(cfg, "/runs/x", None).elastic.logical_world_size == 2
 
 
 def test_parse_when_several_things_are_wrong_then_all_are_listed() -> None:

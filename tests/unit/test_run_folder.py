@@ -94,6 +94,7 @@ def test_finished_when_result_and_length_fit_then_the_result_is_given(
 ) -> None:
     folder = RunFolder(tmp_path)
     folder.begin(to_yaml(config(tmp_path, max_epochs=3)))
+    assert folder.recorded("elastic")["min_nodes"] == 1
     folder.write_result(result(status))
     run = config(tmp_path, **asked)
     run.resume = resume

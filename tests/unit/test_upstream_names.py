@@ -7,15 +7,21 @@ from multiprocessing import forkserver
 
 import pytest
 import pytorch_lightning as pl
+import torch
 from lightning_fabric.utilities import seed
 from lightning_fabric.utilities.data import _set_sampler_epoch
+from pytorch_lightning.loops.evaluation_loop import _EvaluationLoop
 from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
+from pytorch_lightning.overrides.distributed import _sync_module_states
 from pytorch_lightning.strategies import DDPStrategy
 from pytorch_lightning.strategies.launchers.launcher import _Launcher
 from pytorch_lightning.trainer import call
 from pytorch_lightning.trainer.connectors.checkpoint_connector import _CheckpointConnector
+from pytorch_lightning.trainer.connectors.logger_connector.logger_connector import _LoggerConnector
+from pytorch_lightning.trainer.connectors.logger_connector.result import _Metadata, _ResultCollection, _Sync
 from pytorch_lightning.trainer.connectors.signal_connector import _SignalConnector
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torchmetrics import Metric, SumMetric
 
 
 @pytest.mark.parametrize(
@@ -23,7 +29,13 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
     [
         (DDPStrategy, ["_configure_launcher", "_get_process_group_backend", "set_world_ranks", "process_dataloader"]),
         (_Launcher, ["launch", "kill", "is_interactive_compatible"]),
-        (_TrainingEpochLoop, ["_broadcast_sigterm_tensor", "_should_check_val_fx"]),
+        (DDPStrategy, ["configure_ddp", "training_step", "validation_step", "test_step", "backward"]),
+        (_TrainingEpochLoop, ["_broadcast_sigterm_tensor", "_should_check_val_fx", "_num_ready_batches_reached"]),
+        (_EvaluationLoop, ["_store_dataloader_outputs", "on_run_start", "on_run_end", "num_dataloaders"]),
+        (_ResultCollection, ["log", "reset", "result_metrics"]),
+        (_LoggerConnector, ["should_reset_tensors", "epoch_end_reached"]),
+        (Metric, ["sync", "unsync"]),
+        (pl.LightningModule, ["_on_before_batch_transfer"]),
         (_SignalConnector, ["register_signal_handlers"]),
         (_CheckpointConnector, ["dump_checkpoint"]),
         (call, ["_call_callbacks_state_dict", "_interrupt"]),
@@ -63,6 +75,38 @@ def test_upstream_when_a_trainer_is_made_then_has_the_attributes_the_harness_set
     assert "processed" in state["epoch_progress"]["current"]
     assert "ready" in state["epoch_loop.batch_progress"]["current"]
     assert "is_last_batch" in state["epoch_loop.batch_progress"]
+    assert {"_first_loop_iter", "_callback_metrics"} <= vars(trainer._logger_connector).keys()
+    assert trainer._accelerator_connector.use_distributed_sampler
+    loops = (trainer.fit_loop.epoch_loop.val_loop, trainer.validate_loop, trainer.test_loop)
+    assert all({"_results", "_combined_loader"} <= vars(loop).keys() for loop in loops)
+    assert "_results" in vars(trainer.fit_loop.epoch_loop)
+    assert "_restarting" in vars(trainer.fit_loop)
+    assert "_layer_sync" in vars(DDPStrategy())
+
+
+def test_upstream_when_a_value_is_logged_then_its_sums_are_where_the_harness_finds_them() -> None:
+    results = _ResultCollection(training=True)
+    results.log("training_step", "loss", torch.tensor(2.0), on_step=True, batch_size=3)
+    (result,) = results.result_metrics
+    assert {"value", "cumulated_batch_size", "_forward_cache", "has_reset"} <= vars(result).keys()
+    assert (float(result.value), int(result.cumulated_batch_size)) == (6.0, 3)
+    assert "sync_dist_fn" in inspect.signature(_ResultCollection.log).parameters
+    assert _Sync.no_op(1) == 1
+    assert _Metadata("f", "n", reduce_fx="sum").reduce_fx is torch.sum  # type: ignore[arg-type]
+    assert callable(_sync_module_states)
+
+
+def test_upstream_when_a_metric_is_made_then_its_state_is_where_the_harness_finds_it() -> None:
+    assert {"_defaults", "_update_count", "_computed"} <= vars(SumMetric()).keys()
+
+
+def test_upstream_when_a_batch_is_fetched_then_the_dataset_gets_what_the_batch_sampler_yields() -> None:
+    class Asked(torch.utils.data.Dataset[str]):
+        def __getitems__(self, request: str) -> str:
+            return request
+
+    loader = torch.utils.data.DataLoader(Asked(), batch_sampler=["one", "two"], collate_fn=str.upper)  # type: ignore[arg-type]
+    assert list(loader) == ["ONE", "TWO"]
 
 
 def test_upstream_when_a_tensorboard_logger_is_made_then_purge_step_can_be_set() -> None:

@@ -119,6 +119,15 @@ class LeavingMLP(DigitsMLP):
         return super().training_step(batch, batch_idx)
 
 
+class ReducingMLP(DigitsMLP):
+    """Talks to the other workers inside of its training step."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = super().training_step(batch, batch_idx)
+        torch.distributed.all_reduce(loss.detach())
+        return loss
+
+
 class UnpicklableMLP(DigitsMLP):
     """Holds something that no other process can have."""
 
@@ -145,6 +154,13 @@ class LoadedDigits(DigitsData):
     def train_dataloader(self) -> DataLoader[Any]:
         dataset = super().train_dataloader().dataset
         return DataLoader(dataset, self.batch_size, shuffle=True, num_workers=1, persistent_workers=True)
+
+
+class DroppingDigits(DigitsData):
+    """The digits without the last, smaller batch."""
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(super().train_dataloader().dataset, self.batch_size, shuffle=True, drop_last=True)
 
 
 IMPORTED_BY = os.getpid()

@@ -1,0 +1,151 @@
+"""Evaluation whose numbers do not depend on how many workers there are.
+
+Batch j is always samples ``[j * b, (j + 1) * b)``, evaluated whole by one worker, number ``j % world_size``. What its
+step logs is written down, and at the end combined by every worker in the order of the batches, as one worker would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.loops.evaluation_loop import _EvaluationLoop
+from pytorch_lightning.trainer.states import RunningStage
+from pytorch_lightning.utilities.signature_utils import is_param_in_hook_signature
+from torch.utils.data import DataLoader
+
+from elastic_harness.loader import EpochOrder, Request, keyed, refuse_inexact
+from elastic_harness.randomness import seed_generators
+from elastic_harness.step_log import Record, Recorder, gather, replay
+
+
+class EvaluationLoader:
+    """This worker's batches of an evaluation; ``batch_index`` is the number of the newest one among all.
+
+    Its length is the largest number of batches of any worker, so that all workers run the loop.
+
+    Args:
+        loader: the user's.
+        name: where it came from.
+        seed: the run's.
+        rank: rank of this worker.
+        world_size: number of workers.
+        limit: batches of all workers, or a share of them.
+
+    Raises:
+        ConfigError: the loader cannot be taken over exactly.
+    """
+
+    def __init__(self, loader: object, name: str, seed: int, rank: int, world_size: int, limit: float | None) -> None:
+        refuse_inexact(loader, name)
+        assert isinstance(loader, DataLoader)
+        assert loader.batch_size is not None
+        self.dataset = loader.dataset
+        self.batch_size = loader.batch_size
+        self.batch_index = 0
+        self._name = name
+        self._seed = seed
+        self._rank = rank
+        self._world_size = world_size
+        self._order = EpochOrder(loader.sampler, seed, name)
+        batches = len(loader)
+        self._batches = (
+            batches if limit is None else min(batches, limit if isinstance(limit, int) else int(batches * limit))
+        )
+        self._requests: list[Request] = []
+        self._loader = keyed(loader, self._requests, seed)
+
+    def samples(self) -> int:
+        """Samples in the newest batch."""
+        return len(range(*self._slice(self.batch_index).indices(self._order.length)))
+
+    def __len__(self) -> int:
+        return -(-self._batches // self._world_size)
+
+    def __iter__(self) -> Iterator[Any]:
+        order = self._order.draw(0)
+        mine = range(self._rank, self._batches, self._world_size)
+        self._requests[:] = [Request(0, index, 0, list(order[self._slice(index)])) for index in mine]
+        for index, batch in zip(mine, self._loader, strict=True):
+            self.batch_index = index
+            seed_generators(self._seed, "transfer", self._name, index)
+            yield batch
+
+    def _slice(self, index: int) -> slice:
+        return slice(index * self.batch_size, (index + 1) * self.batch_size)
+
+
+class ExactEvaluationLoop(_EvaluationLoop):
+    """Lightning's loop, with the results of all workers in it when it ends.
+
+    A loop becomes one of these by ``install``.
+    """
+
+    records: list[Record]
+
+    def step(self, step: Any, args: tuple[Any, ...], seed: int) -> Any:
+        """Run a ``validation_step`` or ``test_step`` and write down what it logs.
+
+        Args:
+            step: the module's method.
+            args: the batch, and maybe ``batch_idx`` and ``dataloader_idx``.
+            seed: the run's.
+        """
+        results = self._results
+        index = results.dataloader_idx or 0
+        loader = self._loaders[index]
+        hook = getattr(self.trainer.lightning_module, "test_step" if self.trainer.testing else "validation_step")
+        if len(args) > 1 and is_param_in_hook_signature(hook, "batch_idx", min_args=2):
+            args = (args[0], loader.batch_index, *args[2:])
+        seed_generators(seed, "evaluate", index, loader.batch_index)
+        self._results = recorder = Recorder(results, loader.batch_index, loader.samples())
+        try:
+            output = step(*args)
+        finally:
+            self._results = results
+        for record in recorder.records:
+            record.options["dataloader"] = index
+        self.records += recorder.records
+        return output
+
+    def on_run_start(self) -> None:
+        self.records = []
+        super().on_run_start()
+
+    def on_run_end(self) -> Any:
+        records = gather(self.records)
+        self.records = []
+        several = self.num_dataloaders > 1
+        for index in range(self.num_dataloaders):
+            self._results.dataloader_idx = index if several else None
+            mine = [record for record in records if record.options.pop("dataloader", index) == index]
+            records = [record for record in records if record not in mine]
+            replay(mine, self._results, self.trainer.lightning_module)
+            super()._store_dataloader_outputs()
+        return super().on_run_end()
+
+    @property
+    def _loaders(self) -> list[EvaluationLoader]:
+        assert self._combined_loader is not None
+        return self._combined_loader.flattened
+
+    def _store_dataloader_outputs(self) -> None:
+        """Not yet: another worker may still be at this loader. ``on_run_end`` does it."""
+
+
+def install(trainer: pl.Trainer) -> None:
+    """Have a worker's Trainer evaluate exactly."""
+    for loop in (trainer.fit_loop.epoch_loop.val_loop, trainer.validate_loop, trainer.test_loop):
+        # The loop was made with the Trainer; all it holds stays.
+        loop.__class__ = ExactEvaluationLoop
+
+
+def limit_of(trainer: pl.Trainer, stage: RunningStage) -> float | None:
+    """``limit_val_batches`` or ``limit_test_batches``, which then means all workers' batches together."""
+    name = f"limit_{stage.dataloader_prefix}_batches"
+    limit: float | None = getattr(trainer, name)
+    # Lightning would take the share once more, of this worker's part.
+    if isinstance(limit, float):
+        setattr(trainer, name, 1.0)
+    return limit

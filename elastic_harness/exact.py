@@ -1,0 +1,231 @@
+"""Exact training: one optimizer step of all logical ranks, on however many workers there are.
+
+For Lightning a step has one batch, that of the lowest logical rank hosted here. ``training_step`` computes the others
+before it, with their transfer hooks, and sets their gradients aside; ``backward`` adds the last ones and everyone's.
+There is no DDP wrapper.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import GradientAccumulationScheduler
+from torch import Tensor
+from torch.nn import SyncBatchNorm
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+from torchmetrics import Metric
+
+from elastic_harness import collectives
+from elastic_harness.errors import ConfigError
+from elastic_harness.loader import ElasticLoader, Part, Step, refuse_inexact
+from elastic_harness.logical import hosted
+from elastic_harness.randomness import seed_generators
+from elastic_harness.reduce import PlainReducer, TreeReducer, broadcast
+from elastic_harness.step_log import Record, Recorder, combined, gather, replay
+
+if TYPE_CHECKING:
+    from elastic_harness.strategy import ElasticStrategy
+
+
+class ExactTraining:
+    """Computes the steps of one worker.
+
+    Args:
+        strategy: the strategy it works for, in its place of the generation.
+        logical_world_size: number of logical ranks.
+        bitwise: whether gradients are added in the order of the tree.
+    """
+
+    def __init__(self, strategy: ElasticStrategy, logical_world_size: int, *, bitwise: bool) -> None:
+        self.logical_world_size = logical_world_size
+        # As Lightning seeds its own samplers.
+        self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0))
+        self._strategy = strategy
+        self._kind = TreeReducer if bitwise else PlainReducer
+        self._reducer: TreeReducer | None = None
+        self._loader: ElasticLoader | None = None
+        self._records: list[Record] = []
+
+    def train_loader(self, loader: object) -> ElasticLoader:
+        """Take over the user's training loader.
+
+        Raises:
+            ConfigError: it cannot be taken over exactly.
+        """
+        refuse_inexact(loader, "train_dataloader")
+        assert isinstance(loader, DataLoader)
+        progress = self._module.trainer.fit_loop.epoch_loop.batch_progress
+        strategy = self._strategy
+        ranks = hosted(strategy.global_rank, strategy.world_size, self.logical_world_size)
+        self._loader = ElasticLoader(loader, self.seed, ranks, self.logical_world_size, lambda: progress.current.ready)
+        return self._loader
+
+    def check_loaders(self) -> None:
+        """Refuse several training loaders at once.
+
+        Raises:
+            ConfigError: there are several.
+        """
+        if self._module.trainer.train_dataloader is not self._loader:
+            refuse_inexact(self._module.trainer.train_dataloader, "train_dataloader")
+
+    def training_step(self, *args: Any) -> Any:
+        """The user's ``training_step``, once for each logical rank hosted here, the lowest last.
+
+        Args:
+            args: its arguments for the lowest rank: the batch, and maybe ``batch_idx``.
+
+        Returns:
+            What it returned for the lowest rank.
+        """
+        step, module = self._step, self._module
+        reducer = self._started_reducer(step.active)
+        lowest, *others = step.parts
+        self._records = []
+        buffers = [buffer.detach().clone() for buffer in module.buffers()] if others else []
+        for part in others:
+            self._compute_other(reducer, step, part, args[1:])
+            # Each logical rank begins with logical rank 0's buffers; what it makes of them goes.
+            for buffer, before in zip(module.buffers(), buffers, strict=True):
+                buffer.detach().copy_(before)
+        output = self._run(step, lowest, args)
+        results = module.trainer.fit_loop.epoch_loop._results
+        replay(combined(gather(self._records)), results, module)
+        return output
+
+    def backward(self, loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
+        """Backward for the lowest rank; then every parameter has the gradient of the whole step.
+
+        Hooks see what they see under DDP: the loss before, the reduced gradients after.
+        """
+        step, module, precision = self._step, self._module, self._strategy.precision_plugin
+        lowest, reducer = step.parts[0], self._reducer
+        assert reducer is not None
+        loss = precision.pre_backward(loss * _weight(step, lowest), module)
+        precision.backward(loss, module, optimizer, *args, **kwargs)
+        if lowest.count:
+            reducer.add(lowest.logical_rank)
+        reducer.finish()
+        buffers = list(module.buffers())
+        if buffers and self._strategy.world_size > 1:
+            broadcast(buffers)
+        return precision.post_backward(loss, module)
+
+    @property
+    def _module(self) -> pl.LightningModule:
+        module = self._strategy.lightning_module
+        assert module is not None
+        return module
+
+    @property
+    def _step(self) -> Step:
+        assert self._loader is not None
+        assert self._loader.current is not None
+        return self._loader.current
+
+    def _started_reducer(self, active: int) -> TreeReducer:
+        """The reducer, made anew when other parameters are trained, as a callback that unfreezes layers has it."""
+        parameters = [parameter for parameter in self._module.parameters() if parameter.requires_grad]
+        before = self._reducer
+        if before is None or [*map(id, before.parameters)] != [*map(id, parameters)]:
+            strategy = self._strategy
+            self._reducer = self._kind(parameters, strategy.global_rank, strategy.world_size, self.logical_world_size)
+        assert self._reducer is not None
+        self._reducer.start(active)
+        return self._reducer
+
+    def _compute_other(self, reducer: TreeReducer, step: Step, part: Part, args: Iterable[Any]) -> None:
+        """Forward and backward for a logical rank other than the lowest, whose batch Lightning does not know of."""
+        strategy, module, precision = self._strategy, self._module, self._strategy.precision_plugin
+        seed_generators(self.seed, "transfer", step.epoch, step.step, part.logical_rank)
+        batch = precision.convert_input(part.batch)
+        batch = module._on_before_batch_transfer(batch, dataloader_idx=0)
+        batch = strategy.batch_to_device(batch, dataloader_idx=0)
+        for parameter in reducer.parameters:
+            parameter.grad = None
+        loss = _loss(self._run(step, part, (batch, *args))) * _weight(step, part)
+        scaler = getattr(precision, "scaler", None)
+        precision.backward(loss if scaler is None else scaler.scale(loss), module, module.trainer.optimizers[0])
+        reducer.add(part.logical_rank)
+
+    def _run(self, step: Step, part: Part, args: Iterable[Any]) -> Any:
+        """The user's ``training_step`` for one logical rank."""
+        module, loop = self._module, self._module.trainer.fit_loop.epoch_loop
+        results = loop._results
+        loop._results = recorder = Recorder(results, part.logical_rank, part.count)
+        metrics = [] if part.count else [(each, _state(each)) for each in module.modules() if isinstance(each, Metric)]
+        seed_generators(self.seed, "step", step.epoch, step.step, part.logical_rank)
+        try:
+            with self._strategy.precision_plugin.train_step_context(), collectives.refused("training_step"):
+                output = module.training_step(*args)
+        finally:
+            loop._results = results
+        if part.count:
+            self._records += recorder.records
+        for metric, state in metrics:
+            vars(metric).update(state)
+        return output
+
+
+def refuse_inexact_training(trainer: pl.Trainer, module: pl.LightningModule) -> None:
+    """Refuse what cannot be exact, before any worker starts.
+
+    Raises:
+        ConfigError: with every reason, and the way out.
+    """
+    problems = []
+    every = trainer.accumulate_grad_batches
+    if every > 1 or any(isinstance(each, GradientAccumulationScheduler) for each in trainer.callbacks):  # type: ignore[attr-defined]
+        problems.append(
+            f"trainer.accumulate_grad_batches={every} must be 1: for the same batch raise elastic.logical_world_size, "
+            "of which a worker hosts several."
+        )
+    if not module.automatic_optimization:
+        problems.append(
+            "model: automatic_optimization=False cannot be exact, since the harness has to see each gradient: use "
+            "automatic optimization, or elastic.consistency=none."
+        )
+    names = [name for name, each in module.named_modules() if isinstance(each, SyncBatchNorm)]
+    if names or getattr(trainer.strategy, "_layer_sync", None) is not None:
+        problems.append(
+            f"model: SyncBatchNorm ({names[0] if names else 'trainer.sync_batchnorm=true'}) makes the workers talk "
+            "inside a step: use BatchNorm, whose statistics are a logical rank's, or elastic.consistency=none."
+        )
+    if problems:
+        raise ConfigError(problems)
+
+
+def _weight(step: Step, part: Part) -> float:
+    """The share of a logical rank's samples in the step."""
+    return part.count / step.size
+
+
+def _loss(output: Any) -> Tensor:
+    loss = output.get("loss") if isinstance(output, Mapping) else output
+    if not isinstance(loss, Tensor):
+        raise RuntimeError(
+            f"training_step returned {type(loss).__name__} for a logical rank: return a loss for every batch, since "
+            "all logical ranks take part in a step."
+        )
+    return loss
+
+
+def _state(metric: Metric) -> dict[str, Any]:
+    """What an update of a torchmetrics object changes."""
+    return {
+        name: value.clone() if isinstance(value, Tensor) else list(value) if isinstance(value, list) else value
+        for name, value in vars(metric).items()
+        if not name.startswith("__")
+    }
+
+
+def set_deterministic() -> None:
+    """Have torch use deterministic algorithms on GPUs, which the order of sums in its kernels depends on."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False

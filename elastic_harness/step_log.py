@@ -1,0 +1,133 @@
+"""What ``self.log`` is given in a step: written down for each logical rank, combined into one value for all workers.
+
+Every worker ends up with the same numbers, bit for bit: without ``sync_dist`` logical rank 0's, as in DDP; with it,
+those of all logical ranks, reduced in the order of the tree. So a callback or a scheduler decides alike everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+import torch.distributed as dist
+from pytorch_lightning.trainer.connectors.logger_connector.result import _Metadata, _ResultCollection
+from torch import Tensor
+from torchmetrics import Metric
+
+from elastic_harness.logical import TreeSum
+
+_NOT_KEPT = ("sync_dist_fn", "sync_dist_group", "batch_size")
+
+
+@dataclass(frozen=True)
+class Record:
+    """One call of ``self.log``.
+
+    Args:
+        place: orders the records of all workers: the logical rank, or in evaluation the batch.
+        fx: the hook it was called in.
+        name: the name.
+        value: the number; None for a torchmetrics object, found again by its ``metric_attribute``.
+        weight: number of samples it stands for.
+        options: the other arguments.
+    """
+
+    place: int
+    fx: str
+    name: str
+    value: float | None
+    weight: int
+    options: dict[str, Any]
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.fx, self.name
+
+    @property
+    def reduction(self) -> str:
+        """``mean``, ``sum``, ``min`` or ``max``."""
+        reduce_fx = _Metadata(self.fx, self.name, reduce_fx=self.options["reduce_fx"]).reduce_fx
+        return str(reduce_fx.__name__)
+
+
+class Recorder(_ResultCollection):
+    """Stands in for a loop's results during a step, and writes down what is logged instead of adding it up.
+
+    Args:
+        results: the results it stands in for.
+        place: see ``Record``.
+        samples: number of samples in the batch.
+    """
+
+    def __init__(self, results: _ResultCollection, place: int, samples: int) -> None:
+        super().__init__(training=results.training)
+        self.records: list[Record] = []
+        self._results = results
+        self._place = place
+        self._samples = samples
+
+    def log(self, fx: str, name: str, value: Any, **options: Any) -> None:
+        weight = options.get("batch_size")
+        kept = {key: option for key, option in options.items() if key not in _NOT_KEPT}
+        number = None if isinstance(value, Metric) else float(value)
+        weight = self._samples if weight is None else int(weight)
+        self.records.append(Record(self._place, fx, name, number, weight, kept))
+
+    def reset(self, metrics: bool | None = None, fx: str | None = None) -> None:
+        self._results.reset(metrics, fx)
+
+
+def gather(records: list[Record]) -> list[Record]:
+    """The records of all workers, on all of them, in the order of their places."""
+    everyones = [records]
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        everyones = [[] for _ in range(dist.get_world_size())]
+        dist.all_gather_object(everyones, records)
+    return sorted((record for each in everyones for record in each), key=lambda record: record.place)
+
+
+def combined(records: Iterable[Record]) -> list[Record]:
+    """One record for each name: what a step of all logical ranks logged."""
+    by_key: dict[tuple[str, str], list[Record]] = {}
+    for record in records:
+        by_key.setdefault(record.key, []).append(record)
+    found: list[Record] = []
+    for same in by_key.values():
+        if same[0].options.get("sync_dist") and same[0].value is not None and not same[0].options.get("rank_zero_only"):
+            found.append(_reduced(same))
+        elif same[0].value is None or same[0].place == 0:
+            found.append(same[0])
+    return found
+
+
+def replay(records: Iterable[Record], results: _ResultCollection, module: pl.LightningModule) -> None:
+    """Log combined records into a loop's results."""
+    for record in records:
+        value: Tensor | Metric
+        if record.value is None:
+            value = attrgetter(record.options["metric_attribute"])(module)
+        else:
+            value = torch.tensor(record.value, device=module.device)
+        # They are synchronised already: `sync_dist` stays, for Lightning would warn without it, and does nothing.
+        options = {**record.options, "sync_dist": True, "batch_size": record.weight}
+        results.log(record.fx, record.name, value, **options)
+
+
+def _reduced(records: list[Record]) -> Record:
+    """The reduction of a value over all logical ranks that logged it; the last counts where one did so twice."""
+    last = {record.place: record for record in records}
+    places = sorted(last)
+    kind = records[0].reduction
+    add = {"min": min, "max": max}.get(kind, float.__add__)
+    values: TreeSum[float] = TreeSum(len(places), add)
+    weight = sum(last[place].weight for place in places)
+    for leaf, place in enumerate(places):
+        value = last[place].value
+        assert value is not None
+        values.put((0, leaf), value * last[place].weight if kind == "mean" else value)
+    total = values.total / weight if kind == "mean" and weight else values.total
+    return replace(records[0], value=total, weight=weight)

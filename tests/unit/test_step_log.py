@@ -1,0 +1,54 @@
+"""Values logged by several logical ranks become one, in an order of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.trainer.connectors.logger_connector.result import _ResultCollection
+
+from elastic_harness.step_log import Record, Recorder, combined, gather, replay
+
+
+def record(place: int, value: float, weight: int = 1, name: str = "loss", **options: Any) -> Record:
+    return Record(place, "training_step", name, value, weight, {"reduce_fx": "mean", "sync_dist": True, **options})
+
+
+def test_gather_when_one_worker_hosts_all_then_records_are_in_the_order_of_ranks() -> None:
+    assert [each.place for each in gather([record(1, 0.0), record(2, 0.0), record(0, 0.0)])] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("mean", (1.0 * 3 + 5.0) / 4), ("sum", 6.0), ("min", 1.0), ("max", 5.0), (torch.sum, 6.0)]
+)
+def test_combined_when_synchronised_then_reduced_over_ranks(kind: Any, expected: float) -> None:
+    (found,) = combined([record(0, 1.0, 3, reduce_fx=kind), record(1, 5.0, 1, reduce_fx=kind)])
+    assert found.value == expected
+    assert found.weight == 4
+
+
+def test_combined_when_not_synchronised_then_logical_rank_0_counts() -> None:
+    found = combined([record(0, 1.0, sync_dist=False), record(1, 5.0, sync_dist=False)])
+    assert [each.value for each in found] == [1.0]
+    assert combined([record(1, 5.0, sync_dist=False)]) == []
+    found = combined([record(0, 1.0, rank_zero_only=True), record(1, 5.0, rank_zero_only=True)])
+    assert [each.value for each in found] == [1.0]
+
+
+def test_combined_when_only_some_ranks_log_a_name_then_the_mean_is_theirs() -> None:
+    found = combined([record(0, 1.0), record(1, 2.0, name="rare"), record(3, 4.0, name="rare")])
+    assert {each.name: each.value for each in found} == {"loss": 1.0, "rare": 3.0}
+
+
+def test_replay_when_recorded_then_the_results_are_those_of_lightning() -> None:
+    recorded, direct = (_ResultCollection(training=True) for _ in range(2))
+    for value in (0.1, 0.7):
+        recorder = Recorder(recorded, 0, samples=3)
+        for name, results in (("loss", recorder), ("loss", direct)):
+            results.log("training_step", name, torch.tensor(value), on_step=True, reduce_fx="mean", batch_size=3)  # type: ignore[arg-type]
+        replay(combined(recorder.records), recorded, pl.LightningModule())
+    assert not recorder
+    for on_step in (True, False):
+        assert recorded.metrics(on_step)["callback"] == direct.metrics(on_step)["callback"]
