@@ -8,8 +8,8 @@ from __future__ import annotations
 from omegaconf import DictConfig
 
 from elastic_harness import zygote
+from elastic_harness.config.targets import target_modules
 from elastic_harness.entry import already_finished, hydra_entry, parse_job
-from elastic_harness.targets import target_modules
 
 
 @hydra_entry
@@ -20,7 +20,7 @@ def train(cfg: DictConfig) -> float | None:
         return finished.objective
     zygote.start(target_modules(run))  # it imports torch and the model while this process does
 
-    from elastic_harness.build import build, introduce, objective
+    from elastic_harness.entry.build import build, introduce, objective
 
     model, data, trainer = build(run)
     introduce(run, model, data, trainer)

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, Store
 from torch.optim import Optimizer
 
-from elastic_harness import accumulators, evaluation, plain_resume, zygote
+from elastic_harness import plain_resume, zygote
 from elastic_harness.checkpoint.callback import CHECKPOINT_KEY
 from elastic_harness.config import (
     CheckpointConfig,
@@ -33,12 +33,13 @@ from elastic_harness.config import (
     RestartConfig,
     RunConfig,
 )
+from elastic_harness.config.rules import broken_rules
 from elastic_harness.errors import ConfigError
-from elastic_harness.evaluation import EvaluationLoader, ExactEvaluationLoop
-from elastic_harness.exact import ExactTraining, set_deterministic
+from elastic_harness.exact import accumulators, evaluation
+from elastic_harness.exact.evaluation import EvaluationLoader, ExactEvaluationLoop
+from elastic_harness.exact.training import ExactTraining, set_deterministic
 from elastic_harness.launcher import ElasticLauncher
 from elastic_harness.messages import Assignment
-from elastic_harness.rules import broken_rules
 
 
 class ElasticStrategy(DDPStrategy):

@@ -17,9 +17,9 @@ from omegaconf import open_dict, read_write
 
 from elastic_harness import recipes
 from elastic_harness.config import RunConfig, parse
+from elastic_harness.config.targets import check_targets
 from elastic_harness.entry import register_resolvers
 from elastic_harness.errors import ConfigError
-from elastic_harness.targets import check_targets
 from recipes.digits_mlp.module import DigitsData, DigitsMLP
 
 PROJECT = Path(__file__).parents[2]

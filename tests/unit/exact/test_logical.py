@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic_harness.logical import Deal, TreeSum, hosted, seed_of, subtrees
+from elastic_harness.exact.logical import Deal, TreeSum, hosted, seed_of, subtrees
 
 sizes = st.integers(1, 64)
 deals = st.builds(Deal, st.integers(1, 500), st.integers(1, 9), st.integers(1, 12), st.booleans())

@@ -26,11 +26,11 @@ from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.loggers import Logger
 
 from elastic_harness.config import RunConfig, to_yaml
+from elastic_harness.config.spelling import unknown
+from elastic_harness.config.targets import check_targets, takes_argument
 from elastic_harness.display import Display
 from elastic_harness.errors import ConfigError, HarnessError
-from elastic_harness.spelling import unknown
 from elastic_harness.strategy import ElasticStrategy
-from elastic_harness.targets import check_targets, takes_argument
 
 # What constructors raise about a value; anything else is a bug, and its traceback is worth more than a sentence.
 _INPUT_ERRORS = (ValueError, FileNotFoundError, MisconfigurationException)

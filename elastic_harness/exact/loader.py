@@ -16,8 +16,8 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 from torch.utils.data.distributed import DistributedSampler
 
 from elastic_harness.errors import ConfigError
-from elastic_harness.logical import Deal
-from elastic_harness.randomness import seed_generators
+from elastic_harness.exact.logical import Deal
+from elastic_harness.exact.randomness import seed_generators
 
 
 class Request(NamedTuple):

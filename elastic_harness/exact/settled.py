@@ -12,8 +12,8 @@ from typing import Any
 import yaml
 
 from elastic_harness.config import ElasticConfig
+from elastic_harness.config.rules import world_problems
 from elastic_harness.errors import ConfigError
-from elastic_harness.rules import world_problems
 
 
 def settle(elastic: ElasticConfig, recorded: Mapping[str, Any], workers: int, cores: int) -> ElasticConfig:

@@ -8,7 +8,7 @@ import pytest
 
 from elastic_harness.config import ElasticConfig
 from elastic_harness.errors import ConfigError
-from elastic_harness.settled import settle
+from elastic_harness.exact.settled import settle
 
 
 @pytest.mark.parametrize(

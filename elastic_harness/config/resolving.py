@@ -13,7 +13,7 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
 
-from elastic_harness.spelling import did_you_mean, shown
+from elastic_harness.config.spelling import did_you_mean, shown
 
 
 class _Absent:

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch.nn import Parameter
 
-from elastic_harness.logical import TreeSum, hosted
-from elastic_harness.reduce import PlainReducer, TreeReducer, broadcast
+from elastic_harness.exact.logical import TreeSum, hosted
+from elastic_harness.exact.reduce import PlainReducer, TreeReducer, broadcast
 
 LOGICAL = 8
 SHAPES = [(7, 3), (5,), (4, 2, 3, 3), (1,), (300,)]

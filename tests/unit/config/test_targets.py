@@ -7,12 +7,12 @@ from typing import Any, Literal
 
 import pytest
 
-from elastic_harness.annotations import fits, spelt
 from elastic_harness.config import RunConfig
+from elastic_harness.config.annotations import fits, spelt
+from elastic_harness.config.targets import check_targets, locate, target_modules
 from elastic_harness.errors import ConfigError
-from elastic_harness.targets import check_targets, locate, target_modules
 
-HERE = "tests.unit.test_targets"
+HERE = "tests.unit.config.test_targets"
 
 
 class Model:

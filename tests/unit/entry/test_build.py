@@ -9,13 +9,13 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
-from elastic_harness.build import build, objective, worker_count
 from elastic_harness.config import ElasticConfig, ObjectiveConfig, RunConfig
+from elastic_harness.entry.build import build, objective, worker_count
 from elastic_harness.errors import ConfigError, HarnessError
 from elastic_harness.strategy import ElasticStrategy
 from recipes.digits_mlp.module import DigitsData, DigitsMLP
 
-HERE = "tests.unit.test_build"
+HERE = "tests.unit.entry.test_build"
 
 
 class CheckedData(DigitsData):

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
-from elastic_harness.annotations import fits, spelt
 from elastic_harness.config import RunConfig
+from elastic_harness.config.annotations import fits, spelt
+from elastic_harness.config.rules import TRAINER_KEYS_OF_THE_HARNESS
+from elastic_harness.config.spelling import did_you_mean, shown, unknown
 from elastic_harness.errors import ConfigError
-from elastic_harness.rules import TRAINER_KEYS_OF_THE_HARNESS
-from elastic_harness.spelling import did_you_mean, shown, unknown
 
 _TRAINER = "pytorch_lightning.Trainer"
 _HYDRA_KEYS = ("_target_", "_partial_", "_recursive_", "_convert_", "_args_")

@@ -20,13 +20,13 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 from torchmetrics import Metric
 
-from elastic_harness import collectives
 from elastic_harness.errors import ConfigError
-from elastic_harness.loader import ElasticLoader, Part, Step, refuse_inexact
-from elastic_harness.logical import hosted
-from elastic_harness.randomness import seed_generators
-from elastic_harness.reduce import PlainReducer, TreeReducer, broadcast
-from elastic_harness.step_log import Record, Recorder, combined, gather, replay
+from elastic_harness.exact import collectives
+from elastic_harness.exact.loader import ElasticLoader, Part, Step, refuse_inexact
+from elastic_harness.exact.logical import hosted
+from elastic_harness.exact.randomness import seed_generators
+from elastic_harness.exact.reduce import PlainReducer, TreeReducer, broadcast
+from elastic_harness.exact.step_log import Record, Recorder, combined, gather, replay
 
 if TYPE_CHECKING:
     from elastic_harness.strategy import ElasticStrategy

@@ -12,11 +12,11 @@ from typing import Any, TypeVar, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
-from elastic_harness.annotations import fits, spelt
+from elastic_harness.config.annotations import fits, spelt
+from elastic_harness.config.resolving import ABSENT, dotted_keys, plain_values
+from elastic_harness.config.rules import broken_rules, lost_header, mapping_rules, range_hint
+from elastic_harness.config.spelling import shown, unknown
 from elastic_harness.errors import ConfigError
-from elastic_harness.resolving import ABSENT, dotted_keys, plain_values
-from elastic_harness.rules import broken_rules, lost_header, mapping_rules, range_hint
-from elastic_harness.spelling import shown, unknown
 
 _Schema = TypeVar("_Schema")
 
@@ -149,7 +149,7 @@ def parse(cfg: DictConfig, run_dir: str, experiment: str | None) -> RunConfig:
     """The composed config, resolved and checked; nothing past this function sees a ``DictConfig``.
 
     Only names and values are judged here, so neither torch nor the recipe is imported. The arguments of the
-    ``_target_``s are checked by ``elastic_harness.targets.check_targets``.
+    ``_target_``s are checked by ``elastic_harness.config.targets.check_targets``.
 
     Args:
         cfg: the job's config, without Hydra's own node.

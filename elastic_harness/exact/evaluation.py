@@ -15,9 +15,9 @@ from pytorch_lightning.trainer.states import RunningStage
 from pytorch_lightning.utilities.signature_utils import is_param_in_hook_signature
 from torch.utils.data import DataLoader
 
-from elastic_harness.loader import EpochOrder, Request, keyed, refuse_inexact
-from elastic_harness.randomness import seed_generators
-from elastic_harness.step_log import Record, Recorder, gather, replay
+from elastic_harness.exact.loader import EpochOrder, Request, keyed, refuse_inexact
+from elastic_harness.exact.randomness import seed_generators
+from elastic_harness.exact.step_log import Record, Recorder, gather, replay
 
 
 class EvaluationLoader:

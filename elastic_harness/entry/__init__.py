@@ -30,11 +30,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from elastic_harness import hydra_messages, recipes, stop_signals, zygote
-from elastic_harness.base_60 import base_60_numbers
+from elastic_harness import recipes, stop_signals, zygote
 from elastic_harness.config import RunConfig, parse
+from elastic_harness.config.base_60 import base_60_numbers
+from elastic_harness.entry import hydra_messages
+from elastic_harness.entry.new_folders import remove_new_empty_folders
 from elastic_harness.errors import ConfigError, HarnessError, Stopped
-from elastic_harness.new_folders import remove_new_empty_folders
 from elastic_harness.run_folder import RunFolder
 
 _FULL_ERROR = "HYDRA_FULL_ERROR"

@@ -18,7 +18,7 @@ from pytorch_lightning.trainer.connectors.logger_connector.result import _Metada
 from torch import Tensor
 from torchmetrics import Metric
 
-from elastic_harness.logical import TreeSum
+from elastic_harness.exact.logical import TreeSum
 
 _NOT_KEPT = ("sync_dist_fn", "sync_dist_group", "batch_size")
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from elastic_harness.logical import seed_of
+from elastic_harness.exact.logical import seed_of
 
 
 def seed_generators(*parts: Any) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from elastic_harness.entry import new_run_id
 
-PROJECT = Path(__file__).parents[2]
+PROJECT = Path(__file__).parents[3]
 SCRIPT = """
 import signal, sys
 from elastic_harness.entry import hydra_entry, parse_job
@@ -153,7 +153,7 @@ def test_sweep_when_a_value_is_bad_then_the_exit_code_is_two(start: Start) -> No
         (["+experiment=digits_mlp", "restart=nevr"], "did you mean never? Options: never, on_failure."),
         (["+experiment=digits_mlp", "logger=null"], "leave a group out with ~logger"),
         (["+experiment=digits_mlp", "hydra.run.dir=/dev/null/x"], "hydra.run.dir=/dev/null/x cannot be made"),
-        ([], "choose an experiment with +experiment=NAME"),
+        ([], "nothing to train is chosen: add an experiment"),
     ],
 )
 def test_entry_when_the_command_line_is_wrong_then_the_fix_is_given_h01_h02(

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
 
-from elastic_harness.logical import Node, TreeSum, hosted, subtrees
+from elastic_harness.exact.logical import Node, TreeSum, hosted, subtrees
 
 BUCKET_BYTES = 25 * 2**20
 """Size of a bucket, that of DistributedDataParallel."""

@@ -16,7 +16,7 @@ from elastic_harness.config import SCHEMAS, RunConfig, allowed_keys, parse, to_y
 from elastic_harness.entry import register_resolvers
 from elastic_harness.errors import ConfigError
 
-PROJECT = Path(__file__).parents[2]
+PROJECT = Path(__file__).parents[3]
 register_resolvers()
 
 

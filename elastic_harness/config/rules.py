@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elastic_harness.resolving import ABSENT
-from elastic_harness.spelling import shown
+from elastic_harness.config.resolving import ABSENT
+from elastic_harness.config.spelling import shown
 
 if TYPE_CHECKING:
     from elastic_harness.config import RunConfig

@@ -20,9 +20,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from elastic_harness.config import SCHEMAS, allowed_keys, parse
+from elastic_harness.config.resolving import dotted_keys
+from elastic_harness.config.spelling import did_you_mean, unknown
 from elastic_harness.errors import ConfigError
-from elastic_harness.resolving import dotted_keys
-from elastic_harness.spelling import did_you_mean, unknown
 
 _COMPOSE_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError)
 _WHAT_IS_TRAINED = ("experiment", "model", "data", "optimizer", "scheduler")

@@ -9,7 +9,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.trainer.connectors.logger_connector.result import _ResultCollection
 
-from elastic_harness.step_log import Record, Recorder, combined, gather, replay
+from elastic_harness.exact.step_log import Record, Recorder, combined, gather, replay
 
 
 def record(place: int, value: float, weight: int = 1, name: str = "loss", **options: Any) -> Record:

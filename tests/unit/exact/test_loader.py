@@ -21,9 +21,9 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from elastic_harness.errors import ConfigError
-from elastic_harness.evaluation import EvaluationLoader
-from elastic_harness.loader import ElasticLoader, Part, Step
-from elastic_harness.logical import hosted
+from elastic_harness.exact.evaluation import EvaluationLoader
+from elastic_harness.exact.loader import ElasticLoader, Part, Step
+from elastic_harness.exact.logical import hosted
 
 RANKS = 4
 
