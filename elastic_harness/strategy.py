@@ -91,7 +91,7 @@ class ElasticStrategy(DDPStrategy):
         self._resumed_loops: dict[str, Any] | None = None
         self._resumed_sums: dict[str, Any] | None = None
         self._exact: ExactTraining | None = None
-        self._limits: dict[RunningStage, float | None] = {}
+        self._limits: dict[str, float | None] = {}
 
     def _check(self) -> None:
         """The rules that a Hydra run keeps hold in a script, too."""
@@ -186,9 +186,13 @@ class ElasticStrategy(DDPStrategy):
             return self._exact.train_loader(dataloader)
         if stage == RunningStage.PREDICTING:
             return dataloader
-        limit = self._limits.setdefault(stage, evaluation.limit_of(trainer, stage))
-        name = f"{stage.dataloader_prefix}_dataloader"
-        return EvaluationLoader(dataloader, name, self._exact.seed, self.global_rank, self.world_size, limit)
+        kind = str(stage.dataloader_prefix)
+        if kind not in self._limits:
+            self._limits[kind] = evaluation.limit_of(trainer, kind)
+        limit = self._limits[kind]
+        return EvaluationLoader(
+            dataloader, f"{kind}_dataloader", self._exact.seed, self.global_rank, self.world_size, limit
+        )
 
     def on_train_start(self) -> None:
         self._resumed_loops = None

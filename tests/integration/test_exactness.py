@@ -169,6 +169,63 @@ def test_run_when_some_workers_have_no_sample_or_batch_then_nothing_differs(
     assert three.decisions == one.decisions
 
 
+def test_run_when_there_are_several_validation_loaders_then_each_has_its_numbers(
+    start: Callable[..., Run], tmp_path: Path
+) -> None:
+    metrics = []
+    for workers in (1, 2):
+        run = start(
+            *("model._target_=probes.ThreeLoadersMLP", "data._target_=probes.ThreeLoaders", "objective.metric=null"),
+            *("elastic.logical_world_size=2", f"elastic.nproc_per_node={workers}", "trainer.max_epochs=1"),
+        )
+        run.finish()
+        metrics.append(run.result["metrics"])
+        run.folder.rename(tmp_path / str(workers))
+    assert [metrics[0][f"val/place/dataloader_idx_{index}"] for index in range(3)] == [7.0, 10.0, 23.0]
+    assert metrics[0] == metrics[1]
+
+
+HALF = """
+import sys
+import pytorch_lightning as pl
+import torch
+from elastic_harness import ElasticConfig, ElasticStrategy
+from pytorch_lightning.plugins.precision import MixedPrecision
+from recipes.digits_mlp.module import DigitsData, DigitsMLP
+
+class Watched(DigitsMLP):
+    def on_train_end(self):
+        print("scale", self.trainer.precision_plugin.scaler.get_scale(), flush=True)
+
+if __name__ == "__main__":
+    pl.seed_everything(3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24)  # overflows at first
+    trainer = pl.Trainer(
+        accelerator="cpu", devices=int(sys.argv[1]), max_epochs=2, logger=False, default_root_dir=sys.argv[1],
+        strategy=ElasticStrategy(elastic=ElasticConfig(logical_world_size=3, num_threads=1)),
+        plugins=[MixedPrecision("16-mixed", "cpu", scaler)], gradient_clip_val=1.0, num_sanity_val_steps=1,
+    )
+    trainer.fit(Watched(optimizer=torch.optim.SGD), datamodule=DigitsData(batch_size=32))
+"""
+
+
+def test_script_when_precision_is_16_mixed_and_gradients_overflow_then_the_weights_are_the_same(
+    run_script: Callable[..., Run], tmp_path: Path
+) -> None:
+    path = tmp_path / "half.py"
+    path.write_text(HALF)
+    hashes, scales = set(), set()
+    for workers in ("1", "2"):
+        run = run_script(path, workers, folder=f"{workers}/elastic")
+        run.finish()
+        hashes.add(run.result["weights_sha256"])
+        log = run.folder / "logs" / "generation_0" / "rank_0.log"
+        scales.add(next(line for line in log.read_text().splitlines() if line.startswith("scale")))
+    assert len(hashes) == 1
+    assert len(scales) == 1
+    assert 0 < float(scales.pop().split()[1]) < 2.0**24
+
+
 def test_run_when_consistency_is_batch_then_the_batches_are_the_same_and_the_weights_nearly(
     start: Callable[..., Run], tmp_path: Path
 ) -> None:
