@@ -150,6 +150,31 @@ def test_run_when_stopped_within_an_epoch_and_resumed_with_other_workers_then_no
     assert {d["epoch"]: d for d in disturbed.decisions} == {d["epoch"]: d for d in undisturbed.decisions}
 
 
+def test_run_when_a_worker_dies_inside_a_validation_then_what_is_decided_on_it_is_the_same_c02(
+    noisy: Callable[..., Run], tell: Callable[[Run, str], Story], tmp_path: Path
+) -> None:
+    deciding = (
+        *SIX,
+        "+trainer.val_check_interval=4",
+        "+model.monitor=val/loss",
+        "+callbacks.stop._target_=pytorch_lightning.callbacks.EarlyStopping",
+        "+callbacks.stop.monitor=val/loss",
+        "+callbacks.stop.min_delta=0.3",
+        "+callbacks.stop.patience=2",
+    )
+    one = tell(noisy(1, *deciding), "one")
+    killed = tell(noisy(2, *deciding, f"+model.kill={tmp_path / 'killed'}"), "killed")
+    assert killed.result["restarts"] == 1
+    assert one.result["step"] < EPOCHS * STEPS, "it is stopped early"
+    for name in ("step", "weights_sha256", "metrics"):
+        assert killed.result[name] == one.result[name]
+    assert {d["epoch"]: d for d in killed.decisions} == {d["epoch"]: d for d in one.decisions}
+    best = [
+        [file.name for file in (tmp_path / f"run-{name}" / "checkpoints").glob("best*")] for name in ("one", "killed")
+    ]
+    assert best[0] == best[1] != []
+
+
 def test_run_when_some_workers_have_no_sample_or_batch_then_nothing_differs(
     noisy: Callable[..., Run], tell: Callable[[Run, str], Story]
 ) -> None:
