@@ -162,7 +162,14 @@ class ElasticStrategy(DDPStrategy):
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
         self._resumed_loops = checkpoint.get("loops", {}).get("fit_loop")
-        self._resumed_sums = checkpoint.get(CHECKPOINT_KEY, {}).get("accumulators")
+        state = checkpoint.get(CHECKPOINT_KEY, {})
+        self._resumed_sums = state.get("accumulators")
+        size = state.get("logical_world_size")
+        if self._exact is not None and size not in (None, self._exact.logical_world_size):
+            raise ConfigError(
+                f"elastic.logical_world_size={self._exact.logical_world_size} must be the {size} of {checkpoint_path}, "
+                f"or its steps would mean other samples: use elastic.logical_world_size={size}."
+            )
         return checkpoint
 
     def harness_state(self) -> dict[str, Any]:

@@ -293,12 +293,19 @@ def test_run_when_it_cannot_be_exact_then_it_is_refused_with_the_way_out(
     assert len(run.events("generation_started")) == workers
 
 
-def test_run_when_resumed_with_another_logical_world_size_then_it_is_refused(start: Callable[..., Run]) -> None:
+def test_run_when_resumed_with_another_logical_world_size_then_it_is_refused(
+    start: Callable[..., Run], tmp_path: Path
+) -> None:
     run = start(*SIX, "trainer.max_epochs=1")
     run.finish()
     again = start("elastic.logical_world_size=4", "trainer.max_epochs=2")
     again.finish(code=2)
     assert "elastic.logical_world_size=4 must be the 6" in again.stderr
+    run.folder.rename(tmp_path / "before")
+    checkpoint = max((tmp_path / "before" / "checkpoints").glob("*.ckpt"))
+    elsewhere = start("elastic.logical_world_size=4", f"resume={checkpoint}")
+    elsewhere.finish(code=2)
+    assert f"elastic.logical_world_size=4 must be the 6 of {checkpoint}" in elsewhere.stderr
 
 
 ONE_STEP = """
