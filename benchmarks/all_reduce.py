@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.nn import Parameter
 
+from elastic_harness.bucket import Place
 from elastic_harness.reduce import BUCKET_BYTES, PlainReducer, TreeReducer
 
 PARAMETERS_A_BUCKET = 10
@@ -44,7 +45,7 @@ def worker(rank: int, world_size: int, megabytes: int, rounds: int, store: str) 
             work.wait()
 
     kinds = {"bitwise": TreeReducer, "batch": PlainReducer}
-    reducers = {name: kind(parameters, rank, world_size, world_size) for name, kind in kinds.items()}
+    reducers = {name: kind(parameters, Place(rank, world_size, world_size)) for name, kind in kinds.items()}
     ways: dict[str, Callable[[], None]] = {"all_reduce": plain}
     ways |= {name: reducer.finish for name, reducer in reducers.items()}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
