@@ -92,7 +92,7 @@ class ElasticStrategy(DDPStrategy):
         self._resumed_loops: dict[str, Any] | None = None
         self._resumed_sums: dict[str, Any] | None = None
         self._exact: ExactTraining | None = None
-        self._limits: dict[RunningStage, float | None] = {}
+        self._limits: dict[str, float | None] = {}
 
     def _check(self) -> None:
         """The rules that a Hydra run keeps hold in a script, too."""
@@ -153,6 +153,11 @@ class ElasticStrategy(DDPStrategy):
             trainer._accelerator_connector.use_distributed_sampler = False
             evaluation.install(trainer)
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether this worker trains logical ranks, whatever the number of workers; False for plain DDP."""
+        return self._exact is not None
+
     def configure_ddp(self) -> None:
         if self._exact is None:
             super().configure_ddp()
@@ -163,7 +168,14 @@ class ElasticStrategy(DDPStrategy):
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
         self._resumed_loops = checkpoint.get("loops", {}).get("fit_loop")
-        self._resumed_sums = checkpoint.get(CHECKPOINT_KEY, {}).get("accumulators")
+        state = checkpoint.get(CHECKPOINT_KEY, {})
+        self._resumed_sums = state.get("accumulators")
+        size = state.get("logical_world_size")
+        if self._exact is not None and size not in (None, self._exact.logical_world_size):
+            raise ConfigError(
+                f"elastic.logical_world_size={self._exact.logical_world_size} must be the {size} of {checkpoint_path}, "
+                f"or its steps would mean other samples: use elastic.logical_world_size={size}."
+            )
         return checkpoint
 
     def harness_state(self) -> dict[str, Any]:
@@ -187,9 +199,13 @@ class ElasticStrategy(DDPStrategy):
             return self._exact.train_loader(dataloader)
         if stage == RunningStage.PREDICTING:
             return dataloader
-        limit = self._limits.setdefault(stage, evaluation.limit_of(trainer, stage))
-        name = f"{stage.dataloader_prefix}_dataloader"
-        return EvaluationLoader(dataloader, name, self._exact.seed, self.global_rank, self.world_size, limit)
+        kind = str(stage.dataloader_prefix)
+        if kind not in self._limits:
+            self._limits[kind] = evaluation.limit_of(trainer, kind)
+        limit = self._limits[kind]
+        return EvaluationLoader(
+            dataloader, f"{kind}_dataloader", self._exact.seed, self.global_rank, self.world_size, limit
+        )
 
     def on_train_start(self) -> None:
         self._resumed_loops = None

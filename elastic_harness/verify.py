@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from elastic_harness.errors import HarnessError
+from elastic_harness.errors import ConfigError, HarnessError
 
 _LOGICAL_RANKS = 4
+_VARIED = ("elastic.nproc_per_node", "hydra.run.dir", "run_id")
 _KILLED = 2
 """The number of workers of the run in which one is killed."""
 
@@ -45,11 +46,15 @@ def verify(project: Path, overrides: Sequence[str], steps: int) -> Iterator[str]
     Raises:
         HarnessError: a run failed, or the weights differ.
     """
+    if own := [key for key in _VARIED if any(override.startswith(f"{key}=") for override in overrides)]:
+        raise ConfigError(f"{own[0]} is what verify varies from run to run: leave it out.")
     yield f"{'workers':16}{'restarts':>8}{'steps':>7}   weights_sha256"
     hashes = set()
     with tempfile.TemporaryDirectory(prefix="verify-") as folder:
         for workers in (1, 2, 3):
             row = _run(project, Path(folder) / str(workers), overrides, workers, steps)
+            if row.killed and not row.result["restarts"]:
+                raise HarnessError(f"No worker was killed, since the run ended after {row.result['step']} steps.")
             hashes.add(row.result["weights_sha256"])
             yield str(row)
     if len(hashes) > 1:

@@ -266,8 +266,10 @@ class _Reporter(Callback):
             self._progress.loss = float(outputs["loss"])
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        # In the epoch of a resume Lightning would not step plateau schedulers, for it has lost what they go by.
-        trainer.fit_loop._restarting = False
+        # In the epoch of a resume Lightning does not step plateau schedulers, for it has lost what they go by
+        # (_FitLoop.on_advance_end); an exact checkpoint holds it.
+        if trainer.strategy.is_exact:  # type: ignore[attr-defined]
+            trainer.fit_loop._restarting = False
 
     def on_validation_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any, **__: Any) -> None:
         self._update(trainer, Phase.EVALUATING)

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.loops.evaluation_loop import _EvaluationLoop
-from pytorch_lightning.trainer.states import RunningStage
 from pytorch_lightning.utilities.signature_utils import is_param_in_hook_signature
 from torch.utils.data import DataLoader
 
@@ -104,8 +103,6 @@ class ExactEvaluationLoop(_EvaluationLoop):
             output = step(*args)
         finally:
             self._results = results
-        for record in recorder.records:
-            record.options["dataloader"] = index
         self.records += recorder.records
         return output
 
@@ -119,8 +116,7 @@ class ExactEvaluationLoop(_EvaluationLoop):
         several = self.num_dataloaders > 1
         for index in range(self.num_dataloaders):
             self._results.dataloader_idx = index if several else None
-            mine = [record for record in records if record.options.pop("dataloader", index) == index]
-            records = [record for record in records if record not in mine]
+            mine = (record for record in records if record.dataloader_idx == index)
             replay(mine, self._results, self.trainer.lightning_module)
             super()._store_dataloader_outputs()
         return super().on_run_end()
@@ -141,9 +137,9 @@ def install(trainer: pl.Trainer) -> None:
         loop.__class__ = ExactEvaluationLoop
 
 
-def limit_of(trainer: pl.Trainer, stage: RunningStage) -> float | None:
-    """``limit_val_batches`` or ``limit_test_batches``, which then means all workers' batches together."""
-    name = f"limit_{stage.dataloader_prefix}_batches"
+def limit_of(trainer: pl.Trainer, kind: str) -> float | None:
+    """``limit_val_batches`` or ``limit_test_batches``, by its ``kind``; it means all workers' batches together."""
+    name = f"limit_{kind}_batches"
     limit: float | None = getattr(trainer, name)
     # Lightning would take the share once more, of this worker's part.
     if isinstance(limit, float):

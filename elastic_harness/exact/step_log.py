@@ -34,6 +34,7 @@ class Record:
         value: the number; None for a torchmetrics object, found again by its ``metric_attribute``.
         weight: number of samples it stands for.
         options: the other arguments.
+        dataloader_idx: in evaluation, the loader the batch came from.
     """
 
     place: int
@@ -42,6 +43,7 @@ class Record:
     value: float | None
     weight: int
     options: dict[str, Any]
+    dataloader_idx: int = 0
 
     @property
     def key(self) -> tuple[str, str]:
@@ -69,13 +71,14 @@ class Recorder(_ResultCollection):
         self._results = results
         self._place = place
         self._samples = samples
+        self.dataloader_idx = results.dataloader_idx
 
     def log(self, fx: str, name: str, value: Any, **options: Any) -> None:
         weight = options.get("batch_size")
         kept = {key: option for key, option in options.items() if key not in _NOT_KEPT}
         number = None if isinstance(value, Metric) else float(value)
         weight = self._samples if weight is None else int(weight)
-        self.records.append(Record(self._place, fx, name, number, weight, kept))
+        self.records.append(Record(self._place, fx, name, number, weight, kept, self.dataloader_idx or 0))
 
     def reset(self, metrics: bool | None = None, fx: str | None = None) -> None:
         self._results.reset(metrics, fx)

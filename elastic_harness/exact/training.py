@@ -22,6 +22,7 @@ from torchmetrics import Metric
 
 from elastic_harness.errors import ConfigError
 from elastic_harness.exact import collectives
+from elastic_harness.exact.bucket import Place
 from elastic_harness.exact.loader import ElasticLoader, Part, Step, refuse_inexact
 from elastic_harness.exact.logical import hosted
 from elastic_harness.exact.randomness import seed_generators
@@ -107,9 +108,9 @@ class ExactTraining:
         lowest, reducer = step.parts[0], self._reducer
         assert reducer is not None
         loss = precision.pre_backward(loss * _weight(step, lowest), module)
-        precision.backward(loss, module, optimizer, *args, **kwargs)
         if lowest.count:
-            reducer.add(lowest.logical_rank)
+            reducer.expect(lowest.logical_rank)
+        precision.backward(loss, module, optimizer, *args, **kwargs)
         reducer.finish()
         buffers = list(module.buffers())
         if buffers and self._strategy.world_size > 1:
@@ -133,8 +134,11 @@ class ExactTraining:
         parameters = [parameter for parameter in self._module.parameters() if parameter.requires_grad]
         before = self._reducer
         if before is None or [*map(id, before.parameters)] != [*map(id, parameters)]:
+            if before is not None:
+                before.close()
             strategy = self._strategy
-            self._reducer = self._kind(parameters, strategy.global_rank, strategy.world_size, self.logical_world_size)
+            place = Place(strategy.global_rank, strategy.world_size, self.logical_world_size)
+            self._reducer = self._kind(parameters, place)
         assert self._reducer is not None
         self._reducer.start(active)
         return self._reducer

@@ -150,6 +150,31 @@ def test_run_when_stopped_within_an_epoch_and_resumed_with_other_workers_then_no
     assert {d["epoch"]: d for d in disturbed.decisions} == {d["epoch"]: d for d in undisturbed.decisions}
 
 
+def test_run_when_a_worker_dies_inside_a_validation_then_what_is_decided_on_it_is_the_same_c02(
+    noisy: Callable[..., Run], tell: Callable[[Run, str], Story], tmp_path: Path
+) -> None:
+    deciding = (
+        *SIX,
+        "+trainer.val_check_interval=4",
+        "+model.monitor=val/loss",
+        "+callbacks.stop._target_=pytorch_lightning.callbacks.EarlyStopping",
+        "+callbacks.stop.monitor=val/loss",
+        "+callbacks.stop.min_delta=0.3",
+        "+callbacks.stop.patience=2",
+    )
+    one = tell(noisy(1, *deciding), "one")
+    killed = tell(noisy(2, *deciding, f"+model.kill={tmp_path / 'killed'}"), "killed")
+    assert killed.result["restarts"] == 1
+    assert one.result["step"] < EPOCHS * STEPS, "it is stopped early"
+    for name in ("step", "weights_sha256", "metrics"):
+        assert killed.result[name] == one.result[name]
+    assert {d["epoch"]: d for d in killed.decisions} == {d["epoch"]: d for d in one.decisions}
+    best = [
+        [file.name for file in (tmp_path / f"run-{name}" / "checkpoints").glob("best*")] for name in ("one", "killed")
+    ]
+    assert best[0] == best[1] != []
+
+
 def test_run_when_some_workers_have_no_sample_or_batch_then_nothing_differs(
     noisy: Callable[..., Run], tell: Callable[[Run, str], Story]
 ) -> None:
@@ -167,6 +192,63 @@ def test_run_when_some_workers_have_no_sample_or_batch_then_nothing_differs(
     assert three.result["weights_sha256"] == one.result["weights_sha256"]
     assert three.result["metrics"] == one.result["metrics"]
     assert three.decisions == one.decisions
+
+
+def test_run_when_there_are_several_validation_loaders_then_each_has_its_numbers(
+    start: Callable[..., Run], tmp_path: Path
+) -> None:
+    metrics = []
+    for workers in (1, 2):
+        run = start(
+            *("model._target_=probes.ThreeLoadersMLP", "data._target_=probes.ThreeLoaders", "objective.metric=null"),
+            *("elastic.logical_world_size=2", f"elastic.nproc_per_node={workers}", "trainer.max_epochs=1"),
+        )
+        run.finish()
+        metrics.append(run.result["metrics"])
+        run.folder.rename(tmp_path / str(workers))
+    assert [metrics[0][f"val/place/dataloader_idx_{index}"] for index in range(3)] == [7.0, 10.0, 23.0]
+    assert metrics[0] == metrics[1]
+
+
+HALF = """
+import sys
+import pytorch_lightning as pl
+import torch
+from elastic_harness import ElasticConfig, ElasticStrategy
+from pytorch_lightning.plugins.precision import MixedPrecision
+from recipes.digits_mlp.module import DigitsData, DigitsMLP
+
+class Watched(DigitsMLP):
+    def on_train_end(self):
+        print("scale", self.trainer.precision_plugin.scaler.get_scale(), flush=True)
+
+if __name__ == "__main__":
+    pl.seed_everything(3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24)  # overflows at first
+    trainer = pl.Trainer(
+        accelerator="cpu", devices=int(sys.argv[1]), max_epochs=2, logger=False, default_root_dir=sys.argv[1],
+        strategy=ElasticStrategy(elastic=ElasticConfig(logical_world_size=3, num_threads=1)),
+        plugins=[MixedPrecision("16-mixed", "cpu", scaler)], gradient_clip_val=1.0, num_sanity_val_steps=1,
+    )
+    trainer.fit(Watched(optimizer=torch.optim.SGD), datamodule=DigitsData(batch_size=32))
+"""
+
+
+def test_script_when_precision_is_16_mixed_and_gradients_overflow_then_the_weights_are_the_same(
+    run_script: Callable[..., Run], tmp_path: Path
+) -> None:
+    path = tmp_path / "half.py"
+    path.write_text(HALF)
+    hashes, scales = set(), set()
+    for workers in ("1", "2"):
+        run = run_script(path, workers, folder=f"{workers}/elastic")
+        run.finish()
+        hashes.add(run.result["weights_sha256"])
+        log = run.folder / "logs" / "generation_0" / "rank_0.log"
+        scales.add(next(line for line in log.read_text().splitlines() if line.startswith("scale")))
+    assert len(hashes) == 1
+    assert len(scales) == 1
+    assert 0 < float(scales.pop().split()[1]) < 2.0**24
 
 
 def test_run_when_consistency_is_batch_then_the_batches_are_the_same_and_the_weights_nearly(
@@ -211,12 +293,19 @@ def test_run_when_it_cannot_be_exact_then_it_is_refused_with_the_way_out(
     assert len(run.events("generation_started")) == workers
 
 
-def test_run_when_resumed_with_another_logical_world_size_then_it_is_refused(start: Callable[..., Run]) -> None:
+def test_run_when_resumed_with_another_logical_world_size_then_it_is_refused(
+    start: Callable[..., Run], tmp_path: Path
+) -> None:
     run = start(*SIX, "trainer.max_epochs=1")
     run.finish()
     again = start("elastic.logical_world_size=4", "trainer.max_epochs=2")
     again.finish(code=2)
     assert "elastic.logical_world_size=4 must be the 6" in again.stderr
+    run.folder.rename(tmp_path / "before")
+    checkpoint = max((tmp_path / "before" / "checkpoints").glob("*.ckpt"))
+    elsewhere = start("elastic.logical_world_size=4", f"resume={checkpoint}")
+    elsewhere.finish(code=2)
+    assert f"elastic.logical_world_size=4 must be the 6 of {checkpoint}" in elsewhere.stderr
 
 
 ONE_STEP = """

@@ -156,6 +156,24 @@ class LoadedDigits(DigitsData):
         return DataLoader(dataset, self.batch_size, shuffle=True, num_workers=1, persistent_workers=True)
 
 
+class ThreeLoadersMLP(DigitsMLP):
+    """Validates on several loaders."""
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:  # type: ignore[override]
+        images, labels = batch
+        logits = self(images)
+        self.log("val/loss", torch.nn.functional.cross_entropy(logits, labels), on_epoch=True)
+        self.log("val/place", float(10 * dataloader_idx + batch_idx), reduce_fx="max", on_epoch=True)
+
+
+class ThreeLoaders(DigitsData):
+    """Validation data in three loaders of 8, 1 and 4 batches."""
+
+    def val_dataloader(self) -> Any:
+        dataset = super().val_dataloader().dataset
+        return [DataLoader(torch.utils.data.Subset(dataset, range(n)), 8) for n in (60, 3, 32)]
+
+
 class DroppingDigits(DigitsData):
     """The digits without the last, smaller batch."""
 

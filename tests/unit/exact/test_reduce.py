@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.nn import Parameter
 
+from elastic_harness.exact.bucket import Place
 from elastic_harness.exact.logical import TreeSum, hosted
 from elastic_harness.exact.reduce import PlainReducer, TreeReducer, broadcast
 
@@ -36,15 +37,27 @@ def gradient(number: int, logical_rank: int) -> torch.Tensor | None:
 
 def reduced(kind: Callable[..., TreeReducer], rank: int, world: int, active: int) -> list[Parameter]:
     params = parameters()
-    reducer = kind(params, rank, world, LOGICAL, bucket_bytes=200)
-    for _ in range(2):  # the second step uses the buffers of the first
+    reducer = kind(params, Place(rank, world, LOGICAL), bucket_bytes=200)
+    for _ in range(2):  # the second step uses the buffers of the first, and overlaps with its last backward
         reducer.start(active)
-        for logical_rank in [r for r in reversed(hosted(rank, world, LOGICAL)) if r < active]:
-            for number, parameter in enumerate(params):
-                parameter.grad = gradient(number, logical_rank)
-            reducer.add(logical_rank)
+        mine = [each for each in reversed(hosted(rank, world, LOGICAL)) if each < active]
+        for logical_rank in mine:
+            for parameter in params:
+                parameter.grad = None
+            if logical_rank == mine[-1]:
+                reducer.expect(logical_rank)
+            backward(params, logical_rank)
+            if logical_rank != mine[-1]:
+                reducer.add(logical_rank)
         reducer.finish()
     return params
+
+
+def backward(params: list[Parameter], logical_rank: int) -> None:
+    """Have autograd make the gradients."""
+    found = [gradient(number, logical_rank) for number in range(len(params))]
+    terms = [(p * g).sum() for p, g in zip(params, found, strict=True) if g is not None]
+    torch.stack(terms).sum().backward()
 
 
 def digest(params: list[Parameter]) -> str:
@@ -118,10 +131,40 @@ def test_sum_when_one_worker_computes_it_then_it_is_the_plain_tree_sum() -> None
 
 def test_reducer_when_it_has_run_then_holds_few_copies() -> None:
     params = parameters()
-    reducer = TreeReducer(params, 0, 1, LOGICAL)
+    reducer = TreeReducer(params, Place(0, 1, LOGICAL))
     for _ in range(3):
         reducer.start(LOGICAL)
         for logical_rank in (*range(1, LOGICAL), 0):
             reducer.add(logical_rank)
         reducer.finish()
-    assert len(reducer._spare) + 1 <= 3 + 1 + 1
+    assert all(len(each._spare) + 1 <= 3 + 1 + 1 for each in reducer._sums)
+
+
+def test_reducer_when_gradients_come_in_parts_from_the_first_step_on_then_nothing_leaves_early() -> None:
+    (parameter,) = params = [Parameter(torch.ones(3))]
+    reducer = TreeReducer(params, Place(0, 1, 1))
+    for _ in range(2):
+        parameter.grad = None
+        reducer.start(1)
+        reducer.expect(0)
+        for factor in (2.0, 3.0):
+            (factor * parameter).sum().backward()
+        reducer.finish()
+        assert parameter.grad is not None
+        assert parameter.grad.tolist() == [5.0] * 3
+
+
+def test_reducer_when_gradients_come_in_parts_later_then_it_says_so() -> None:
+    (parameter,) = params = [Parameter(torch.ones(3))]
+    reducer = TreeReducer(params, Place(0, 1, 1))
+    for parts in (1, 2):
+        parameter.grad = None
+        reducer.start(1)
+        reducer.expect(0)
+        parameter.sum().backward()
+        if parts == 2:
+            with pytest.raises(RuntimeError, match="use_reentrant=False"):
+                parameter.sum().backward()
+        reducer.finish()
+    reducer.close()
+    parameter.sum().backward()
