@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import open_dict, read_write
@@ -130,3 +131,11 @@ def test_digits_mlp_when_trained_under_a_plain_trainer_then_it_learns() -> None:
     )
     trainer.fit(model, datamodule=DigitsData())
     assert trainer.callback_metrics["val/acc"] > 0.95
+
+
+def test_experiments_when_they_choose_options_then_set_no_key_of_such_a_group_h02() -> None:
+    """An experiment's own values would win over a group that is chosen on the command line."""
+    conf = PROJECT / "conf"
+    groups = {folder.name for folder in conf.iterdir() if folder.is_dir() and len(list(folder.glob("*.yaml"))) > 1}
+    for path in (conf / "experiment").glob("*.yaml"):
+        assert groups.isdisjoint(yaml.safe_load(path.read_text())), path.name
