@@ -129,6 +129,7 @@ def test_experiment_when_run_for_two_steps_then_finishes(
     images = [f"data.root={tree}", "data.num_classes=2", "data.num_workers=0"] if needs_images else []
     run = start(
         *ONE_EPOCH,
+        "trainer.accelerator=cpu",
         "trainer.limit_train_batches=2",
         "trainer.limit_val_batches=1",
         "data.batch_size=2",
