@@ -42,7 +42,6 @@ class Display:
         self._console = console or SteadyConsole(soft_wrap=True, markup=False, highlight=False)
         self._bar: Progress | None = None
         self._task = TaskID(0)
-        self._pending_restart = ""
 
     @property
     def quiet(self) -> bool:
@@ -100,19 +99,13 @@ class Display:
         self.line(f"generation {generation}: workers {' '.join(map(str, pids))}")
 
     def restarting(self, failure: Failure, decision: Decision) -> None:
-        """Note a failure that is followed by another generation; the line is printed when that one trains."""
-        if self._pending_restart:
-            self.line(self._pending_restart)
-        self._pending_restart = f"{decision.reason} at step {failure.step}: {failure.describe()}"
+        """Say what went wrong, when another generation follows."""
+        self.line(f"{decision.reason} at step {failure.step}: {failure.describe()}")
 
     def resumed(self, checkpoint: str | None, step: int) -> None:
-        """Say where a generation starts, unless it is a fresh start."""
-        source = f"step {step} ({Path(checkpoint).name})" if checkpoint else "the beginning"
-        if self._pending_restart:
-            self.line(f"{self._pending_restart}; going on from {source}")
-            self._pending_restart = ""
-        elif checkpoint:
-            self.line(f"resuming from {source}")
+        """Say where a generation goes on, unless it is at the beginning."""
+        if checkpoint is not None:
+            self.line(f"going on from step {step} ({Path(checkpoint).name})")
 
     def evaluated(self, message: Evaluated) -> None:
         """Print the metrics of a validation."""
@@ -128,11 +121,16 @@ class Display:
             f"{_count(result.restarts, 'restart')}, {_count(result.steps_lost, 'step')} trained again"
         )
         self.line(f"{course}  {metrics}".rstrip())
-        self.line(f"run folder: {folder.path}")
+        self.line(f"run folder: {shown_path(folder.path)}")
         if result.status == "preempted":
             newest = files.newest(folder.checkpoints)
             source = f"the newest checkpoint, {newest.name}" if newest else "the beginning: there is no checkpoint yet"
             self.line(f"the same command goes on from {source}")
+
+
+def shown_path(path: Path) -> str:
+    """The path as short as a user in this folder needs it."""
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def _count(number: int, noun: str) -> str:

@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
@@ -28,7 +29,7 @@ from pytorch_lightning.loggers import Logger
 from elastic_harness.config import RunConfig, to_yaml
 from elastic_harness.config.spelling import unknown
 from elastic_harness.config.targets import check_targets, takes_argument
-from elastic_harness.display import Display
+from elastic_harness.display import Display, shown_path
 from elastic_harness.errors import ConfigError, HarnessError
 from elastic_harness.strategy import ElasticStrategy
 
@@ -82,7 +83,7 @@ def introduce(run: RunConfig, model: pl.LightningModule, data: pl.LightningDataM
         "data": getattr(data, "description", run.data["_target_"]),
         "model": f"{getattr(model, 'description', run.model['_target_'])}, {weights:,} weights",
         "world": f"1 node with {workers} worker{'s' * (workers > 1)} on {trainer.strategy.root_device.type}",
-        "run folder": run.run_dir,
+        "run folder": shown_path(Path(run.run_dir)),
     }
     if HydraConfig.get().mode == RunMode.RUN:
         facts["resume with"] = _resume_command(run)

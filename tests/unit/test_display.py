@@ -39,30 +39,22 @@ def test_display_when_output_is_a_terminal_then_the_bar_shows_step_and_loss() ->
         assert "loss 0.250" in output.getvalue()
 
 
-def test_display_when_a_worker_failed_then_cause_and_resume_point_are_one_line() -> None:
+def test_display_when_a_worker_failed_then_says_why_and_where_it_goes_on() -> None:
     shown, output = display()
     shown.restarting(KILLED, Decision(True, "restart 1 of 10"))
+    shown.started(1, [41, 42])
     shown.resumed("/runs/a/checkpoints/step_00000030.ckpt", 30)
-    assert output.getvalue() == (
-        "restart 1 of 10 at step 37: rank 1 was killed by SIGKILL, perhaps out of memory; "
-        "going on from step 30 (step_00000030.ckpt)\n"
-    )
+    assert output.getvalue().splitlines() == [
+        "restart 1 of 10 at step 37: rank 1 was killed by SIGKILL, perhaps out of memory",
+        "generation 1: workers 41 42",
+        "going on from step 30 (step_00000030.ckpt)",
+    ]
 
 
-def test_display_when_a_run_is_resumed_then_says_from_where_and_a_fresh_one_is_silent() -> None:
+def test_display_when_a_run_starts_at_the_beginning_then_says_nothing_of_it() -> None:
     shown, output = display()
     shown.resumed(None, 0)
     assert output.getvalue() == ""
-    shown.resumed("/runs/a/checkpoints/step_00000030.ckpt", 30)
-    assert output.getvalue() == "resuming from step 30 (step_00000030.ckpt)\n"
-
-
-def test_display_when_a_restarted_generation_fails_at_once_then_both_causes_are_shown() -> None:
-    shown, output = display()
-    shown.restarting(KILLED, Decision(True, "restart 1 of 10"))
-    shown.restarting(KILLED, Decision(True, "restart 2 of 10"))
-    shown.resumed(None, 0)
-    assert [line[:9] for line in output.getvalue().splitlines()] == ["restart 1", "restart 2"]
 
 
 def test_display_when_nobody_reads_any_more_then_goes_quiet() -> None:
