@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from elastic_harness.cli import main
 from tests.integration.conftest import Run
 
 SAMPLES = 700
@@ -275,39 +274,6 @@ def test_run_when_consistency_is_none_and_a_worker_dies_then_it_resumes_inside_t
     assert run.result["restarts"] == 1
 
 
-@pytest.mark.parametrize(
-    ("overrides", "words", "workers"),
-    [
-        (["+trainer.accumulate_grad_batches=2"], ["trainer.accumulate_grad_batches=2 must be 1", "logical_world"], 0),
-        (["model._target_=probes.ReducingMLP"], ["torch.distributed.all_reduce", "probes.py", "consistency=none"], 1),
-        (["data.batch_size=3000", "data._target_=probes.DroppingDigits"], ["1437 samples, fewer than one step"], 1),
-    ],
-)
-def test_run_when_it_cannot_be_exact_then_it_is_refused_with_the_way_out(
-    start: Callable[..., Run], overrides: list[str], words: list[str], workers: int
-) -> None:
-    run = start(*overrides)
-    run.finish(code=2)
-    assert all(word in run.stderr for word in words), run.stderr
-    assert "Traceback" not in run.stderr
-    assert len(run.events("generation_started")) == workers
-
-
-def test_run_when_resumed_with_another_logical_world_size_then_it_is_refused(
-    start: Callable[..., Run], tmp_path: Path
-) -> None:
-    run = start(*SIX, "trainer.max_epochs=1")
-    run.finish()
-    again = start("elastic.logical_world_size=4", "trainer.max_epochs=2")
-    again.finish(code=2)
-    assert "elastic.logical_world_size=4 must be the 6" in again.stderr
-    run.folder.rename(tmp_path / "before")
-    checkpoint = max((tmp_path / "before" / "checkpoints").glob("*.ckpt"))
-    elsewhere = start("elastic.logical_world_size=4", f"resume={checkpoint}")
-    elsewhere.finish(code=2)
-    assert f"elastic.logical_world_size=4 must be the 6 of {checkpoint}" in elsewhere.stderr
-
-
 ONE_STEP = """
 from pathlib import Path
 import pytorch_lightning as pl
@@ -357,17 +323,3 @@ def test_script_when_ranks_have_different_numbers_of_samples_then_the_gradient_i
     run = run_script(path)
     run.finish()
     assert "steps 1" in run.stdout
-
-
-def test_verify_when_called_then_shows_the_same_weights_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["verify", "+experiment=digits_mlp", "--steps", "8"]) == 0
-    header, *rows, verdict = capsys.readouterr().out.splitlines()
-    assert header.split() == ["workers", "restarts", "steps", "weights_sha256"]
-    assert [row.split()[-3:-1] for row in rows] == [["0", "8"], ["1", "8"], ["0", "8"]]
-    assert len({row.split()[-1] for row in rows}) == 1
-    assert verdict == "The same weights, bit for bit."
-
-
-def test_verify_when_a_run_fails_then_its_words_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["verify", "+experiment=digits_mlp", "model.hidden=wide"]) == 1
-    assert "model.hidden=wide" in capsys.readouterr().err
