@@ -23,6 +23,8 @@ from torch.distributed.elastic.events.api import Event, EventSource
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
 from elastic_harness import zygote
+from elastic_harness.checkpoint import files
+from elastic_harness.checkpoint.node_memory import NodeMemory, newest_first, step_of
 from elastic_harness.display import Display
 from elastic_harness.errors import ClusterError, ConfigError, Stopped, TrainingFailed
 from elastic_harness.events import Timeline
@@ -32,14 +34,18 @@ from elastic_harness.messages import (
     Assignment,
     Evaluated,
     Finished,
+    HandedOver,
+    Held,
     Raised,
     Resumed,
     Saved,
+    Signalled,
 )
 from elastic_harness.process_state import ProcessState
+from elastic_harness.rescue import rescue
 from elastic_harness.restart import Failure, RestartPolicy
 from elastic_harness.run_folder import RunFolder
-from elastic_harness.stop_signals import STOP_SIGNALS, StopSignals
+from elastic_harness.stop_signals import StopSignals
 
 log = logging.getLogger(__name__)
 
@@ -47,8 +53,9 @@ log = logging.getLogger(__name__)
 _CULPRIT_SECONDS = 2.0
 # How long a worker that has finished may take to leave.
 _FAREWELL_SECONDS = 5.0
-# How long a worker's death by a stop signal waits for the same signal to reach the agent.
-_SAME_SIGNAL_SECONDS = 0.5
+# How long handing over a state may take: after a crash, and when there is a step to be finished.
+_CRASH_SECONDS = 10.0
+_STOP_SECONDS = 20.0
 
 
 class ElasticAgent(LocalElasticAgent):
@@ -100,6 +107,7 @@ class ElasticAgent(LocalElasticAgent):
         self._state = state
         self._policy = policy
         self._folder = folder
+        self.memory = NodeMemory(folder.path)
         self._timeline = timeline
         self._display = display
         self._stop = stop
@@ -126,6 +134,7 @@ class ElasticAgent(LocalElasticAgent):
             self._raise_if_stopped()
             self.failures.append(failure)
             self._record("worker_failed", rank=failure.rank, cause=failure.describe(), log=failure.log)
+            self._rescue(_CRASH_SECONDS)
             self._stop_workers(group)
             decision = self._policy.decide(self.failures)
             if not decision.restart:
@@ -148,14 +157,20 @@ class ElasticAgent(LocalElasticAgent):
                 return None
             self._raise_if_stopped()
             if result.state is WorkerState.FAILED:
-                failure = self._first_failure()
-                if failure.name in {number.name for number in STOP_SIGNALS}:
-                    wait([self._stop.reader], timeout=_SAME_SIGNAL_SECONDS)
-                return failure
+                return self._first_failure()
 
     def _raise_if_stopped(self) -> None:
         if self._stop.received is not None:
+            self._rescue(_STOP_SECONDS, finish_step=True)
             raise Stopped(self._stop.received)
+
+    def _rescue(self, seconds: float, *, finish_step: bool = False) -> None:
+        """Keep the newest state that a worker holds."""
+        step = max((each.progress.begun for each in self._locals), default=0) if finish_step else 0
+        path = rescue(self._locals, self._read, self.memory.path_for, step=step, seconds=seconds)
+        if path is not None:
+            self._record("rescued", step=step_of(path))
+            self.step = step_of(path)
 
     # -- starting ------------------------------------------------------------------------------------------------
 
@@ -185,6 +200,7 @@ class ElasticAgent(LocalElasticAgent):
             store_host=group.master_addr,
             store_port=group.master_port,
             checkpoint_dir=str(self._folder.checkpoints),
+            node_memory=str(self.memory.path),
             lock_path=str(self._folder.workers_lock),
             log_path=str(logs / f"rank_{member.global_rank}.log"),
             resume_from=self._resume_from,
@@ -230,6 +246,12 @@ class ElasticAgent(LocalElasticAgent):
                     self._display.evaluated(message)
                 case Raised():
                     source.raised = message
+                case Held():
+                    source.held = message
+                case HandedOver():
+                    source.handed_over = message
+                case Signalled(number):
+                    self._stop.note(number)
                 case Finished(output):
                     source.finished = message
                     if source.assignment.rank == 0:
@@ -288,6 +310,15 @@ class ElasticAgent(LocalElasticAgent):
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
         self._stop_workers(self._worker_group)
+
+    def keep_rescued(self) -> None:
+        """Make the newest state that was handed over a checkpoint, if it is newer than those there are."""
+        newest = files.newest(self._folder.checkpoints)
+        for path in newest_first(self.memory.path)[:1]:
+            if newest is None or step_of(path) > files.step_of(newest):
+                checkpoint = files.path_for(self._folder.checkpoints, "step", step_of(path))
+                files.copy(path, checkpoint)
+                self._record("checkpoint_saved", step=step_of(path), checkpoint=str(checkpoint))
 
     # -- reporting -----------------------------------------------------------------------------------------------
 

@@ -108,6 +108,7 @@ class ElasticLauncher(_Launcher):
         """Run the agent to the end and record how it ended."""
         agent = self._agent(payload, module, folder, timeline, stop)
         status, failure, output = "failed", None, None
+        agent.memory.make()
         try:
             with self._display.progress():
                 agent.run()
@@ -123,11 +124,14 @@ class ElasticLauncher(_Launcher):
             raise
         finally:
             if timeline is not None:
+                if status != "finished":
+                    agent.keep_rescued()
                 place = {"generation": agent.generation, "step": agent.step, "world_size": agent.world_size}
                 timeline.record("run_finished", **place, status=status, failure=failure)
                 result = Result.of(status, failure, timeline, output, agent.evaluated)
                 self._display.summary(result, folder)
                 folder.write_result(result)
+            agent.memory.drop()
 
     def _agent(
         self,

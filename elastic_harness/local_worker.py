@@ -16,7 +16,18 @@ from multiprocessing.context import ForkServerProcess
 import psutil
 
 from elastic_harness import worker, zygote
-from elastic_harness.messages import Assignment, Finished, Message, Progress, Raised, as_message
+from elastic_harness.messages import (
+    Assignment,
+    Finished,
+    HandedOver,
+    HandOver,
+    Held,
+    Hold,
+    Message,
+    Progress,
+    Raised,
+    as_message,
+)
 from elastic_harness.process_state import ProcessState
 
 
@@ -31,6 +42,8 @@ class LocalWorker:
         progress: the record that it keeps up to date.
         finished: its message that it did its part, once that is read.
         raised: its message that an exception ended it, once that is read.
+        held: its answer to ``Hold``, once that is read.
+        handed_over: its answer to ``HandOver``, once that is read.
     """
 
     assignment: Assignment
@@ -39,6 +52,8 @@ class LocalWorker:
     progress: Progress
     finished: Finished | None = None
     raised: Raised | None = None
+    held: Held | None = None
+    handed_over: HandedOver | None = None
 
     @classmethod
     def start(
@@ -77,6 +92,21 @@ class LocalWorker:
         with contextlib.suppress(EOFError, ConnectionResetError):
             while self.connection.poll():
                 yield as_message(self.connection.recv())
+
+    @property
+    def may_hold(self) -> bool:
+        """Whether the worker has not answered ``Hold`` and still may."""
+        return self.held is None and self.process.is_alive()
+
+    @property
+    def held_step(self) -> int | None:
+        """The number of steps in the state that the worker holds; None if there is none, or it is not known."""
+        return self.held.step if self.held is not None else None
+
+    def order(self, order: Hold | HandOver) -> None:
+        """Send the worker an order; one that is gone does not get it."""
+        with contextlib.suppress(OSError):
+            self.connection.send(order)
 
     def kill(self) -> None:
         """End the worker and its loader processes."""

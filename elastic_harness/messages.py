@@ -1,7 +1,8 @@
 """What an agent and its workers say to each other.
 
 An agent hands every worker an ``Assignment``, a shared-memory ``Progress`` record and one end of a pipe. The worker
-keeps the record up to date and sends the messages below through the pipe; the agent reads both.
+keeps the record up to date and sends the messages below through the pipe; the agent reads both. Through the pipe, too,
+come the agent's orders.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Progress(ctypes.Structure):
     """How far a worker is; lives in memory that it shares with its agent.
 
     ``started`` is set by the first line of the worker's own code, after the import of the user's script. ``step``
-    counts finished optimizer steps of the whole run.
+    counts finished optimizer steps of the whole run, ``begun`` those that are finished or under way.
     """
 
     _fields_ = (
@@ -37,6 +38,7 @@ class Progress(ctypes.Structure):
         ("phase", ctypes.c_int),
         ("epoch", ctypes.c_int),
         ("step", ctypes.c_long),
+        ("begun", ctypes.c_long),
         ("total_steps", ctypes.c_long),
         ("loss", ctypes.c_double),
     )
@@ -56,6 +58,7 @@ class Assignment:
         store_host: address of the generation's TCPStore, hosted by the agent of node rank 0.
         store_port: port of it.
         checkpoint_dir: folder of the run's checkpoints.
+        node_memory: folder in this node's memory with the states of interrupted workers.
         lock_path: file that the worker holds locked while it lives.
         log_path: file that takes the worker's stdout and stderr.
         resume_from: checkpoint to start from when the run has none of its own yet.
@@ -70,6 +73,7 @@ class Assignment:
     store_host: str
     store_port: int
     checkpoint_dir: str
+    node_memory: str
     lock_path: str
     log_path: str
     resume_from: str | None = None
@@ -121,7 +125,38 @@ class Finished(NamedTuple):
     output: bytes | None
 
 
-Message = Resumed | Saved | Evaluated | Raised | Finished
+class Signalled(NamedTuple):
+    """The worker got a signal that asks the run to stop."""
+
+    number: int
+
+
+class Held(NamedTuple):
+    """Answers ``Hold``: the worker's state has ``step`` finished steps, or there is None; it will not change."""
+
+    step: int | None
+
+
+class HandedOver(NamedTuple):
+    """Answers ``HandOver``: the state is in the file, unless there is an ``error``."""
+
+    error: str | None
+
+
+Message = Resumed | Saved | Evaluated | Raised | Finished | Signalled | Held | HandedOver
+
+
+class Hold(NamedTuple):
+    """Order of the agent: wait up to ``seconds`` for ``step`` to be finished, then let nothing change."""
+
+    step: int
+    seconds: float
+
+
+class HandOver(NamedTuple):
+    """Order of the agent: write the state that is held to this file."""
+
+    path: str
 
 
 def as_message(received: Any) -> Message:

@@ -51,14 +51,15 @@ class StopSignals:
         if threading.current_thread() is threading.main_thread():
             for number in STOP_SIGNALS:
                 if signal.getsignal(number) is not signal.SIG_IGN:
-                    self._before[number] = signal.signal(number, self._note)
+                    self._before[number] = signal.signal(number, lambda number, _: self.note(number))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, _: TracebackType | None) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _note(self, number: int, _: object) -> None:
-        if self.received is None:
+    def note(self, number: int) -> None:
+        """Take a signal, of this process or of a worker, as one that stops the run, unless it is ignored here."""
+        if self.received is None and (number in self._before or not self._before):
             self.received = number
             self._writer.send_bytes(b"")

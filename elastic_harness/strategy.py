@@ -24,6 +24,7 @@ from torch.distributed import PrefixStore, Store
 from torch.optim import Optimizer
 
 from elastic_harness import plain_resume, zygote
+from elastic_harness.checkpoint.boundary import Boundary
 from elastic_harness.checkpoint.callback import CHECKPOINT_KEY
 from elastic_harness.config import (
     CheckpointConfig,
@@ -63,6 +64,7 @@ class ElasticStrategy(DDPStrategy):
 
     Attributes:
         config_yaml: what to record as the run's ``config.yaml``; None records nothing.
+        boundary: in a worker, the state of the last finished step; None without ``checkpoint.rescue``.
 
     Raises:
         ConfigError: a value breaks a rule; all such mistakes at once.
@@ -90,8 +92,9 @@ class ElasticStrategy(DDPStrategy):
         self.config_yaml: str | None = None
         self._check()
         self._resumed_loops: dict[str, Any] | None = None
-        self._resumed_sums: dict[str, Any] | None = None
+        self._resumed_state: dict[str, Any] = {}
         self._exact: ExactTraining | None = None
+        self.boundary: Boundary | None = None
         self._limits: dict[str, float | None] = {}
 
     def _check(self) -> None:
@@ -168,9 +171,8 @@ class ElasticStrategy(DDPStrategy):
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
         self._resumed_loops = checkpoint.get("loops", {}).get("fit_loop")
-        state = checkpoint.get(CHECKPOINT_KEY, {})
-        self._resumed_sums = state.get("accumulators")
-        size = state.get("logical_world_size")
+        self._resumed_state = checkpoint.get(CHECKPOINT_KEY, {})
+        size = self._resumed_state.get("logical_world_size")
         if self._exact is not None and size not in (None, self._exact.logical_world_size):
             raise ConfigError(
                 f"elastic.logical_world_size={self._exact.logical_world_size} must be the {size} of {checkpoint_path}, "
@@ -181,10 +183,12 @@ class ElasticStrategy(DDPStrategy):
     def harness_state(self) -> dict[str, Any]:
         """What a checkpoint holds beyond Lightning's own state; every worker has to call it."""
         assert self.lightning_module is not None
-        if self._exact is None:
-            return {}
-        sums = accumulators.state_of(self.lightning_module.trainer)
-        return {"logical_world_size": self._exact.logical_world_size, "accumulators": sums}
+        trainer = self.lightning_module.trainer
+        state: dict[str, Any] = {"should_stop": trainer.should_stop}
+        if self._exact is not None:
+            state["logical_world_size"] = self._exact.logical_world_size
+            state["accumulators"] = accumulators.state_of(trainer)
+        return state
 
     def process_dataloader(self, dataloader: object) -> object:
         assert self.lightning_module is not None
@@ -208,13 +212,14 @@ class ElasticStrategy(DDPStrategy):
         )
 
     def on_train_start(self) -> None:
-        self._resumed_loops = None
+        assert self.lightning_module is not None
+        trainer = self.lightning_module.trainer
+        trainer.should_stop |= self._resumed_state.get("should_stop", False)
         if self._exact is not None:
-            assert self.lightning_module is not None
             self._exact.check_loaders()
-            if self._resumed_sums is not None:
-                accumulators.restore(self.lightning_module.trainer, self._resumed_sums)
-        self._resumed_sums = None
+            if "accumulators" in self._resumed_state:
+                accumulators.restore(trainer, self._resumed_state["accumulators"])
+        self._resumed_loops, self._resumed_state = None, {}
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         if self._exact is None:
@@ -225,6 +230,15 @@ class ElasticStrategy(DDPStrategy):
         if self._exact is None:
             return super().backward(closure_loss, optimizer, *args, **kwargs)
         return self._exact.backward(closure_loss, optimizer, *args, **kwargs)
+
+    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
+        def then_update() -> Any:
+            output = closure()
+            if self.boundary is not None:
+                self.boundary.begin_update()
+            return output
+
+        return super().optimizer_step(optimizer, then_update, model, **kwargs)
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         return self._evaluate(super().validation_step, args, kwargs)

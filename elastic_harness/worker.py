@@ -33,9 +33,11 @@ from pytorch_lightning.trainer import call
 from pytorch_lightning.trainer.states import TrainerFn
 from torch.distributed import TCPStore
 
-from elastic_harness import exception_report, zygote
-from elastic_harness.checkpoint import files
+from elastic_harness import exception_report, loops, zygote
+from elastic_harness.checkpoint import files, node_memory
+from elastic_harness.checkpoint.boundary import Boundary
 from elastic_harness.checkpoint.callback import ElasticCheckpoint
+from elastic_harness.loops import Next
 from elastic_harness.messages import (
     Assignment,
     Evaluated,
@@ -47,6 +49,7 @@ from elastic_harness.messages import (
     Saved,
 )
 from elastic_harness.process_state import ProcessState
+from elastic_harness.rescue import RescueThread
 from elastic_harness.run_folder import hold_lock
 
 # How long the on_exception hooks of a worker may take.
@@ -99,23 +102,26 @@ def main(
     """
     progress.started = True
     _detach(assignment)
-    send: Callable[[Message], None] = connection.send
+    send = _one_at_a_time(connection.send)
+    rescuer = RescueThread(connection, send)
+    rescuer.start()
     trainer: pl.Trainer | None = None
     try:
         state.restore()
         trainer, function, args, kwargs = pickle.loads(memoryview(payload))
-        output = _run(trainer, function, args, kwargs, assignment, progress, send)
+        output = _run(trainer, function, args, kwargs, assignment, progress, send, rescuer)
     except BaseException as exception:
-        _leave(exception, trainer, send)
+        _leave(exception, trainer, send, rescuer)
     progress.phase = Phase.FINISHED
     send(Finished(output))
 
 
 def _detach(assignment: Assignment) -> None:
-    """Own process group, default signals, output into the log file, and an end when the agent ends."""
+    """Own process group, output into the log file, and an end when the agent ends."""
     os.setpgid(0, 0)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_DFL)
+        # The rescue thread tells the agent, which stops the run.
+        signal.signal(number, lambda *_: None)
     # Ctrl-C is the agent's to answer.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     log = os.open(assignment.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -147,6 +153,7 @@ def _run(
     assignment: Assignment,
     progress: Progress,
     send: Callable[[Message], None],
+    rescuer: RescueThread,
 ) -> bytes | None:
     store = TCPStore(assignment.store_host, assignment.store_port, is_master=False, timeout=timedelta(minutes=5))
     _silence()
@@ -164,14 +171,44 @@ def _run(
                 bound.arguments["weights_only"] = False
         if assignment.generation > 0:
             _purge_from(trainer, step)
-        for callback in callbacks:
-            if isinstance(callback, ElasticCheckpoint):
-                callback.on_saved = lambda path, step: send(Saved(str(path), step))
+        _set_boundaries(trainer, progress, send, rescuer)
     callbacks.insert(0, _Reporter(progress, path, send if assignment.rank == 0 else _drop))
     results = function(*bound.args, **bound.kwargs)
     # On every rank, since the state of a metric may take a collective.
     output = _collect(trainer, results)
     return output.to_bytes() if assignment.rank == 0 else None
+
+
+def _set_boundaries(
+    trainer: pl.Trainer, progress: Progress, send: Callable[[Message], None], rescuer: RescueThread
+) -> None:
+    """Have what a boundary is for happen at each."""
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    (checkpoint,) = (callback for callback in callbacks if isinstance(callback, ElasticCheckpoint))
+    checkpoint.on_saved = lambda path, step: send(Saved(str(path), step))
+    boundary = Boundary(trainer) if checkpoint.rescue else None
+    rescuer.boundary = trainer.strategy.boundary = boundary  # type: ignore[attr-defined]
+
+    def on_boundary(following: Next) -> None:
+        kinds = checkpoint.due(trainer, following)
+        if boundary is not None:
+            boundary.reach()
+        progress.step = trainer.global_step
+        if kinds and trainer.is_global_zero:
+            state = boundary.state() if boundary else trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+            checkpoint.write(state, kinds, trainer.global_step)
+
+    loops.install(trainer, on_boundary)
+
+
+def _one_at_a_time(send: Callable[[Message], None]) -> Callable[[Message], None]:
+    lock = threading.Lock()
+
+    def locked(message: Message) -> None:
+        with lock:
+            send(message)
+
+    return locked
 
 
 def _silence() -> None:
@@ -203,6 +240,9 @@ def _choose_resume_point(assignment: Assignment, store: TCPStore) -> tuple[str |
         files.sweep_partial(folder)
         newest = files.newest(folder)
         choice = (str(newest), files.step_of(newest)) if newest else (assignment.resume_from, 0)
+        for rescued in node_memory.newest_first(Path(assignment.node_memory))[:1]:
+            if newest is None or node_memory.step_of(rescued) > files.step_of(newest):
+                choice = (str(rescued), node_memory.step_of(rescued))
         store.set(key, json.dumps(choice))
     path, step = json.loads(store.get(key))
     return path, step
@@ -249,13 +289,18 @@ class _Reporter(Callback):
     def _update(self, trainer: pl.Trainer, phase: Phase) -> None:
         self._progress.phase = phase
         self._progress.epoch = trainer.current_epoch
-        self._progress.step = trainer.global_step
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         total = trainer.estimated_stepping_batches
         self._progress.total_steps = -1 if total == float("inf") else int(total)
         self._update(trainer, Phase.TRAINING)
+        self._progress.step = self._progress.begun = trainer.global_step
         self._send(Resumed(self._resumed_from, trainer.global_step))
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        self._progress.begun = trainer.global_step + 1
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -264,12 +309,6 @@ class _Reporter(Callback):
         # Reading the loss waits for a GPU, so not at every step.
         if trainer._logger_connector.should_update_logs and isinstance(outputs, dict) and "loss" in outputs:
             self._progress.loss = float(outputs["loss"])
-
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        # In the epoch of a resume Lightning does not step plateau schedulers, for it has lost what they go by
-        # (_FitLoop.on_advance_end); an exact checkpoint holds it.
-        if trainer.strategy.is_exact:  # type: ignore[attr-defined]
-            trainer.fit_loop._restarting = False
 
     def on_validation_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any, **__: Any) -> None:
         self._update(trainer, Phase.EVALUATING)
@@ -284,11 +323,12 @@ class _Reporter(Callback):
         self._update(trainer, Phase.TRAINING)
 
 
-def _leave(exception: BaseException, trainer: pl.Trainer | None, send: Callable[[Message], None]) -> NoReturn:
-    """Let the ``on_exception`` hooks run, report, and end at once.
-
-    An interpreter with torch loaded would take a second to die of the exception.
-    """
+def _leave(
+    exception: BaseException, trainer: pl.Trainer | None, send: Callable[[Message], None], rescuer: RescueThread
+) -> NoReturn:
+    """Let the ``on_exception`` hooks run, report, and wait for the agent, which may want the state of the last step."""
+    if rescuer.boundary is not None:
+        rescuer.boundary.give_up()
     raised = exception_report.report(exception)
     sys.stderr.write(raised.traceback)
 
@@ -296,7 +336,8 @@ def _leave(exception: BaseException, trainer: pl.Trainer | None, send: Callable[
         send(raised)
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(1)
+        while True:
+            signal.pause()
 
     if trainer is not None and not raised.consequence:
         # A hook may wait for a peer that will never come.

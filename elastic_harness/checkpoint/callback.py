@@ -9,20 +9,21 @@ from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Checkpoint
+from pytorch_lightning.trainer.states import TrainerFn
 
 from elastic_harness.checkpoint import files
 from elastic_harness.config import CheckpointConfig, ObjectiveConfig
+from elastic_harness.loops import Next, is_last_of_step
 
 CHECKPOINT_KEY = "elastic_harness"
 """Where a checkpoint holds what the harness adds to Lightning's state."""
 
 
 class ElasticCheckpoint(Checkpoint):
-    """Writes a checkpoint every ``every_n_steps`` optimizer steps, after the last one, and when the objective improved.
+    """Decides when a checkpoint is written: every ``every_n_steps`` steps, at the end, and when the objective improved.
 
-    The harness adds it to every Trainer by itself. A checkpoint that falls due just before a validation is
-    written after it, and one that falls due at the end of an epoch after the next step: Lightning does not make up
-    for a validation, or the end of an epoch, that was pending in the state it resumes.
+    The harness adds it to every Trainer by itself, and tells it of each boundary. A step has one checkpoint, taken at
+    its last boundary: after a validation, and at the end of an epoch after its hooks.
 
     Args:
         folder: where the files go.
@@ -40,8 +41,14 @@ class ElasticCheckpoint(Checkpoint):
         self._objective = objective
         self._scores: dict[str, float] = {}
         self._saved_step = -1
+        self._validated = False
         self.metrics: dict[str, float] = {}
         self.on_saved: Callable[[Path, int], None] | None = None
+
+    @property
+    def rescue(self) -> bool:
+        """Whether an interrupted worker hands its state over."""
+        return self._config.rescue
 
     @property
     def best_model_path(self) -> str:
@@ -56,11 +63,12 @@ class ElasticCheckpoint(Checkpoint):
         return self._scores[best[0]] if best else None
 
     def state_dict(self) -> dict[str, Any]:
-        return {"scores": dict(self._scores), "metrics": dict(self.metrics)}
+        return {"scores": dict(self._scores), "metrics": dict(self.metrics), "validated": self._validated}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._scores = dict(state_dict["scores"])
         self.metrics = dict(state_dict["metrics"])
+        self._validated = state_dict["validated"]
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
@@ -72,53 +80,50 @@ class ElasticCheckpoint(Checkpoint):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._saved_step = trainer.global_step
 
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        if self._due(trainer) and not _validation_follows(trainer) and not _epoch_ends(trainer):
-            self._save(trainer, "step")
-
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if trainer.sanity_checking or trainer.state.fn != "fit":
-            return
-        self._keep_if_best(trainer)
-        if self._due(trainer):
-            self._save(trainer, "step")
+        self._validated = trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if trainer.global_step > self._saved_step or files.newest(self._folder) is None:
-            self._save(trainer, "step")
+    def due(self, trainer: pl.Trainer, following: Next) -> list[files.Kind]:
+        """The kinds of checkpoint to write at a boundary; every rank has to ask."""
+        if not is_last_of_step(trainer, following):
+            return []
+        validated, self._validated = self._validated, False
+        kinds: list[files.Kind] = ["best"] if validated and self._is_best(trainer) else []
+        if self._is_time(trainer) or (following is Next.END and trainer.global_step > self._saved_step):
+            kinds.append("step")
+        if kinds:
+            self._saved_step = trainer.global_step
+            self.metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        return kinds
 
-    def _due(self, trainer: pl.Trainer) -> bool:
+    def write(self, state: dict[str, Any], kinds: list[files.Kind], step: int) -> None:
+        """Write the checkpoints that are due, and remove those that are not to be kept."""
+        for kind in kinds:
+            path = files.path_for(self._folder, kind, step)
+            files.write(state, path)
+            if self.on_saved is not None:
+                self.on_saved(path, step)
+        self._prune()
+
+    def _is_time(self, trainer: pl.Trainer) -> bool:
         every = self._config.every_n_steps
         return every > 0 and trainer.global_step // every > self._saved_step // every
 
-    def _save(self, trainer: pl.Trainer, kind: files.Kind) -> None:
-        step = self._saved_step = trainer.global_step
-        self.metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        path = files.path_for(self._folder, kind, step)
-        # Every rank takes part in making the state (a metric may synchronise); one writes it.
-        checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
-        if trainer.is_global_zero:
-            files.write(checkpoint, path)
-            self._prune()
-            if self.on_saved is not None:
-                self.on_saved(path, step)
-
-    def _keep_if_best(self, trainer: pl.Trainer) -> None:
+    def _is_best(self, trainer: pl.Trainer) -> bool:
         metric = self._objective.metric
         if metric is None or self._config.keep_best == 0:
-            return
-        # Rank 0's, so that all ranks decide alike also for a metric that is not synchronised.
-        score = trainer.strategy.broadcast(float(trainer.callback_metrics.get(metric, math.nan)))
+            return False
+        score = float(trainer.callback_metrics.get(metric, math.nan))
+        if not trainer.strategy.is_exact:  # type: ignore[attr-defined]
+            # Rank 0's, so that all ranks decide alike also for a metric that is not synchronised.
+            score = trainer.strategy.broadcast(score)
         if math.isnan(score):
-            return
+            return False
         name = files.path_for(self._folder, "best", trainer.global_step).name
         self._scores[name] = score
         kept = self._ranked()[: self._config.keep_best]
         self._scores = {key: self._scores[key] for key in kept}
-        if name in kept:
-            self._save(trainer, "best")
+        return name in kept
 
     def _ranked(self) -> list[str]:
         sign = -1.0 if self._objective.direction == "max" else 1.0
@@ -128,15 +133,3 @@ class ElasticCheckpoint(Checkpoint):
         steps = files.list_checkpoints(self._folder, "step")
         files.prune(self._folder, "step", steps[-self._config.keep_last :])
         files.prune(self._folder, "best", [self._folder / name for name in self._scores])
-
-
-def _validation_follows(trainer: pl.Trainer) -> bool:
-    """Whether Lightning will validate before the next training batch."""
-    loop = trainer.fit_loop
-    assert loop._data_fetcher is not None
-    return loop.epoch_loop._should_check_val_fx(loop._data_fetcher)
-
-
-def _epoch_ends(trainer: pl.Trainer) -> bool:
-    """Whether this batch is the last of several in its epoch."""
-    return trainer.num_training_batches > 1 and trainer.fit_loop.epoch_loop._num_ready_batches_reached()

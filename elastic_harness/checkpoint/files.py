@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 _NAME = re.compile(r"(step|best)_(\d{8,})\.ckpt")
 _TEMPORARY_SUFFIX = ".partial"
@@ -58,10 +60,20 @@ def write(checkpoint: dict[str, Any], path: Path) -> None:
     """
     import torch  # here, so that looking for files is possible without it
 
+    _put(path, lambda file: torch.save(checkpoint, file))
+
+
+def copy(source: Path, path: Path) -> None:
+    """Copy a finished file to a checkpoint's path, as ``write`` does it."""
+    with source.open("rb") as content:
+        _put(path, lambda file: shutil.copyfileobj(content, file, 1 << 22))
+
+
+def _put(path: Path, write_to: Callable[[IO[bytes]], object]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + _TEMPORARY_SUFFIX)
     with temporary.open("wb") as file:
-        torch.save(checkpoint, file)
+        write_to(file)
         file.flush()
         os.fsync(file.fileno())
     temporary.rename(path)

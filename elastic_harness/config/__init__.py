@@ -85,11 +85,14 @@ class CheckpointConfig:
         every_n_steps: optimizer steps between two checkpoints; 0 writes only the last one.
         keep_last: newest checkpoints to keep.
         keep_best: checkpoints with the best ``objective`` to keep.
+        rescue: whether an interrupted worker hands over the state of its last finished step. It costs a small copy
+            a step, and ``on_save_checkpoint`` is called at the end of every step.
     """
 
     every_n_steps: int = 50
     keep_last: int = 2
     keep_best: int = 1
+    rescue: bool = True
 
 
 @dataclass

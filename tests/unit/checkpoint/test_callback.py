@@ -6,6 +6,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
+from elastic_harness import loops
 from elastic_harness.checkpoint import files
 from elastic_harness.checkpoint.callback import ElasticCheckpoint
 from elastic_harness.config import CheckpointConfig, ObjectiveConfig
@@ -28,6 +29,7 @@ def fit(
         default_root_dir=folder,
         **{"max_epochs": 2, **trainer},  # type: ignore[arg-type]
     )
+    loops.install(made, lambda following: callback.at_boundary(made, following))
     made.fit(DigitsMLP(optimizer=torch.optim.Adam), datamodule=DigitsData())
     return made
 
@@ -75,7 +77,9 @@ def test_callback_when_the_objective_improves_then_the_best_is_kept(tmp_path: Pa
 
 def test_callback_when_direction_is_min_then_the_smallest_is_the_best(tmp_path: Path) -> None:
     callback = ElasticCheckpoint(tmp_path, CheckpointConfig(), ObjectiveConfig("val/loss", "min"))
-    callback.load_state_dict({"scores": {"best_00000001.ckpt": 2.0, "best_00000002.ckpt": 1.0}, "metrics": {}})
+    callback.load_state_dict(
+        {"scores": {"best_00000001.ckpt": 2.0, "best_00000002.ckpt": 1.0}, "metrics": {}, "validated": False}
+    )
     assert callback.best_model_path.endswith("best_00000002.ckpt")
     assert callback.best_model_score == 1.0
     assert ElasticCheckpoint(tmp_path, CheckpointConfig(), ObjectiveConfig()).best_model_path == ""

@@ -1,0 +1,124 @@
+"""Rescue: an interrupted worker hands over the state of its last finished step.
+
+The agent asks, a thread of the worker answers, whatever the training thread is doing: computing, validating, raising,
+or waiting in a collective for a peer that will never come, which runs no signal handler and cannot be woken.
+
+    agent                                   worker's rescue thread
+    Hold(step)      to every worker   ->    waits for that step, keeps the training thread from updating
+                                      <-    Held(step)
+    HandOver(path)  to the first one  ->    writes its state
+                                      <-    HandedOver(step)
+    ends them all
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from elastic_harness.checkpoint.boundary import Boundary
+from elastic_harness.checkpoint.node_memory import write_state
+from elastic_harness.messages import HandedOver, HandOver, Held, Hold, Message, Signalled
+
+if TYPE_CHECKING:
+    from elastic_harness.local_worker import LocalWorker
+
+# How long a worker that holds a state waits for one that may hold a newer one, but may as well be stopped.
+_OTHERS_SECONDS = 1.0
+
+
+class RescueThread(threading.Thread):
+    """Answers the agent of a worker, and tells it of signals that the worker gets.
+
+    Args:
+        connection: to the agent.
+        send: sends a message to it.
+
+    Attributes:
+        boundary: what there is to hand over; None before the training and without ``checkpoint.rescue``.
+    """
+
+    def __init__(self, connection: Connection, send: Callable[[Message], None]) -> None:
+        super().__init__(name="rescue", daemon=True)
+        self.boundary: Boundary | None = None
+        self._connection = connection
+        self._send = send
+        self._wakened, waker = socket.socketpair()
+        for end in (self._wakened, waker):
+            end.setblocking(False)
+        self._waker = waker
+        # Python's own handlers would wait for the training thread. This is done by the C handler at once.
+        signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+
+    def run(self) -> None:
+        while True:
+            for ready in wait([self._connection, self._wakened]):
+                if ready is self._wakened:
+                    for number in self._wakened.recv(64):
+                        self._send(Signalled(number))
+                else:
+                    self._answer(self._connection.recv())
+
+    def _answer(self, order: Hold | HandOver) -> None:
+        boundary = self.boundary
+        if isinstance(order, Hold):
+            self._send(Held(boundary.hold(order.step, order.seconds) if boundary else None))
+            return
+        assert boundary is not None
+        try:
+            write_state(boundary.state(), Path(order.path))
+        except OSError as error:
+            self._send(HandedOver(f"{order.path} cannot be written ({error.strerror})"))
+        else:
+            self._send(HandedOver(None))
+
+
+def rescue(
+    workers: Sequence[LocalWorker],
+    read: Callable[[LocalWorker], None],
+    path_for: Callable[[int], Path],
+    *,
+    step: int,
+    seconds: float,
+) -> Path | None:
+    """Have the most advanced of a node's workers hand its state over.
+
+    Args:
+        workers: of this node; those that are gone or do not answer are left out.
+        read: takes in what a worker has sent.
+        path_for: gives the file for a state of so many steps.
+        step: the step to be finished first; 0 is none.
+        seconds: how long all of it may take.
+
+    Returns:
+        The file; None if nobody had a state.
+    """
+    deadline = time.monotonic() + seconds
+    for each in workers:
+        each.order(Hold(step, seconds / 2))
+    until = deadline
+    while (asked := [each for each in workers if each.may_hold]) and time.monotonic() < until:
+        _listen(asked, read)
+        if until == deadline and any(each.held_step is not None for each in workers):
+            until = min(deadline, time.monotonic() + _OTHERS_SECONDS)
+    steps = {each.held_step: each for each in workers if each.held_step is not None}
+    for held, worker in sorted(steps.items(), reverse=True):
+        path = path_for(held)
+        worker.order(HandOver(str(path)))
+        while worker.handed_over is None and worker.process.is_alive() and time.monotonic() < deadline:
+            _listen([worker], read)
+        if worker.handed_over is not None and worker.handed_over.error is None:
+            return path
+    return None
+
+
+def _listen(workers: Sequence[LocalWorker], read: Callable[[LocalWorker], None]) -> None:
+    wait([handle for each in workers for handle in (each.connection, each.process.sentinel)], timeout=0.05)
+    for each in workers:
+        read(each)
