@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,6 +14,9 @@ from torch import Tensor
 # Larger tensors, such as averaged weights in the state of a callback, are not copied: what changes them does so before
 # the boundary. Whether that held is seen when they are handed over.
 _COPIED_BYTES = 1 << 20
+# A step that takes longer than this, and than so many steps, may be waiting for a peer that is gone.
+_STUCK_SECONDS = 2.0
+_STUCK_STEPS = 4.0
 
 
 class Boundary:
@@ -33,6 +37,8 @@ class Boundary:
         self._step: int | None = None
         self._state: dict[str, Any] = {}
         self._unchanged: list[tuple[Tensor, int]] = []
+        self._reached_at = time.monotonic()
+        self._step_seconds = 0.0
         self._handing_over = False
         self._is_updating = False
 
@@ -57,6 +63,8 @@ class Boundary:
             self._state = kept
             self._unchanged = [(tensor, tensor._version) for tensor in unchanged]
             self._step = trainer.global_step
+            now = time.monotonic()
+            self._step_seconds, self._reached_at = now - self._reached_at, now
             self._reached.notify_all()
         if self._is_updating:
             self._is_updating = False
@@ -79,14 +87,16 @@ class Boundary:
         """Keep the training thread from updating anything, once it has finished ``step``.
 
         Args:
-            step: a number of finished steps that is worth waiting for; 0 is none.
-            seconds: how long to wait for it, and then for an update to end.
+            step: a number of finished steps that is worth waiting for, as long as it takes no longer than usual; 0 is
+                none.
+            seconds: how long to wait for an update to end.
 
         Returns:
             The number of steps in the state; None if there is none to hand over.
         """
         with self._reached:
-            self._reached.wait_for(lambda: self._step is None or self._step >= step, seconds)
+            usual = min(seconds, max(_STUCK_SECONDS, _STUCK_STEPS * self._step_seconds))
+            self._reached.wait_for(lambda: self._step is None or self._step >= step, usual)
             self._handing_over = True
         if self._step is None or not self._updating.acquire(timeout=seconds):
             return None
