@@ -157,7 +157,11 @@ class ElasticAgent(LocalElasticAgent):
                 return None
             self._raise_if_stopped()
             if result.state is WorkerState.FAILED:
-                return self._first_failure()
+                try:
+                    return self._first_failure()
+                except ConfigError:
+                    self._rescue(_CRASH_SECONDS)
+                    raise
 
     def _raise_if_stopped(self) -> None:
         if self._stop.received is not None:

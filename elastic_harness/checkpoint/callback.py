@@ -13,6 +13,8 @@ from pytorch_lightning.trainer.states import TrainerFn
 
 from elastic_harness.checkpoint import files
 from elastic_harness.config import CheckpointConfig, ObjectiveConfig
+from elastic_harness.config.spelling import unknown
+from elastic_harness.errors import ConfigError
 from elastic_harness.loops import Next, is_last_of_step
 
 CHECKPOINT_KEY = "elastic_harness"
@@ -88,6 +90,8 @@ class ElasticCheckpoint(Checkpoint):
         if not is_last_of_step(trainer, following):
             return []
         validated, self._validated = self._validated, False
+        if validated and following is Next.EPOCH:
+            self._require_objective(trainer)
         kinds: list[files.Kind] = ["best"] if validated and self._is_best(trainer) else []
         if self._is_time(trainer) or (following is Next.END and trainer.global_step > self._saved_step):
             kinds.append("step")
@@ -104,6 +108,14 @@ class ElasticCheckpoint(Checkpoint):
             if self.on_saved is not None:
                 self.on_saved(path, step)
         self._prune()
+
+    def _require_objective(self, trainer: pl.Trainer) -> None:
+        metric, logged = self._objective.metric, trainer.callback_metrics
+        if metric is not None and metric not in logged:
+            raise ConfigError(
+                f"objective.metric={metric} was not logged in an epoch with a validation: "
+                f"{unknown(metric, logged, 'Logged')}"
+            )
 
     def _is_time(self, trainer: pl.Trainer) -> bool:
         every = self._config.every_n_steps

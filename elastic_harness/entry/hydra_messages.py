@@ -113,6 +113,9 @@ def _complaint(error: Exception, overrides: Sequence[str]) -> _Complaint:
         return _Complaint(_override_in_file(*match.groups()))
     if match := re.match(r"Could not override '([^']+)'(\. No match in the defaults list)?", first):
         return _not_there(match.group(1), match.group(2) is not None, first, overrides)
+    if isinstance(error, TypeError) and (override := _list_for_a_group(overrides)):
+        group = override.partition("=")[0]
+        return _Complaint(f"{override} must name one option of the group: give its keys one by one, {group}.KEY=VALUE.")
     if first.startswith("Config group override must be a string"):
         return _not_an_option(first, overrides)
     if match := re.match(r"Could not append to config. An item is already at '([^']+)'", first):
@@ -148,6 +151,12 @@ def _not_an_option(first: str, overrides: Sequence[str]) -> _Complaint:
         return _Complaint(f"{first.rstrip('.')}.")
     instead = f"~{override.lstrip('+').partition('=')[0]}"
     return _Complaint(f"{override} is not an option: leave a group out with {instead}.", override, instead)
+
+
+def _list_for_a_group(overrides: Sequence[str]) -> str | None:
+    """Hydra takes a list for the names of several options, and fails on anything else in it."""
+    groups = (*SCHEMAS, *_OPEN_GROUPS)
+    return next((o for o in overrides if re.match(r"\w+=\[", o) and o.partition("=")[0] in groups), None)
 
 
 def _ambiguous(override: str) -> str:

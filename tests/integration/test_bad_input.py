@@ -41,6 +41,18 @@ def test_run_when_the_model_is_unknown_then_the_nearest_names_are_given(start: C
     assert "resnet18" in run.stderr
 
 
+def test_run_when_the_objective_is_misspelt_then_the_first_epoch_tells_and_is_kept(start: Callable[..., Run]) -> None:
+    run = start("objective.metric=val/ac")
+    run.finish(code=2)
+    assert "objective.metric=val/ac was not logged" in run.stderr
+    assert "did you mean val/acc?" in run.stderr
+    (saved,) = run.events("checkpoint_saved")
+    assert saved["step"] == 12
+    run = start("objective.metric=val/acc", "trainer.max_epochs=2")
+    run.finish()
+    assert run.events("resumed")[0]["step"] == 12
+
+
 RENAME = ["unshare", "--uts", "--map-root-user", "sh", "-c", 'hostname no-such-name.invalid && exec "$@"', "sh"]
 
 

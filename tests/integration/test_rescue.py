@@ -58,7 +58,11 @@ def test_run_when_a_process_of_it_gets_sigterm_then_finishes_the_step_and_keeps_
     start: Callable[..., Run], tmp_path: Path, undisturbed: str
 ) -> None:
     trace = tmp_path / "trace"
-    overrides = ("trainer.max_epochs=5", "checkpoint.every_n_steps=100", f"+callbacks.trace={{_target_: probes.StepTrace, path: {trace}}}")
+    overrides = (
+        "trainer.max_epochs=5",
+        "checkpoint.every_n_steps=100",
+        f"+callbacks.trace={{_target_: probes.StepTrace, path: {trace}}}",
+    )
     for number, target in enumerate(("agent", "rank 0", "rank 1", "stopped peer")):
         run = start(*overrides)
         run.wait_until(lambda number=number: trace.exists() and traced(trace) > 12 * number + 2)
