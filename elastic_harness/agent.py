@@ -35,6 +35,7 @@ from elastic_harness.messages import (
     Raised,
     Resumed,
     Saved,
+    SetAside,
 )
 from elastic_harness.process_state import ProcessState
 from elastic_harness.restart import Failure, RestartPolicy
@@ -184,7 +185,7 @@ class ElasticAgent(LocalElasticAgent):
             num_nodes=group.group_world_size,
             store_host=group.master_addr,
             store_port=group.master_port,
-            checkpoint_dir=str(self._folder.checkpoints),
+            checkpoint_dir=self._folder.checkpoints.location,
             lock_path=str(self._folder.workers_lock),
             log_path=str(logs / f"rank_{member.global_rank}.log"),
             resume_from=self._resume_from,
@@ -225,6 +226,9 @@ class ElasticAgent(LocalElasticAgent):
                 case Saved(checkpoint, step):
                     self.step = max(self.step, step)
                     self._record("checkpoint_saved", step=step, checkpoint=checkpoint)
+                case SetAside():
+                    self._display.set_aside(*message)
+                    self._record("checkpoint_set_aside", **message._asdict())
                 case Evaluated():
                     self.evaluated = message
                     self._display.evaluated(message)

@@ -23,7 +23,9 @@ from torch.distributed.elastic.agent.server.api import WorkerSpec
 
 from elastic_harness import pickling, rendezvous, worker, zygote
 from elastic_harness.agent import ElasticAgent
+from elastic_harness.checkpoint import start
 from elastic_harness.checkpoint.callback import ElasticCheckpoint
+from elastic_harness.config.rules import RESUME_WORDS
 from elastic_harness.display import Display
 from elastic_harness.errors import ConfigError, Stopped, TrainingFailed
 from elastic_harness.events import Timeline
@@ -81,7 +83,8 @@ class ElasticLauncher(_Launcher):
             os._exit(EXIT_MISSING_MAIN_GUARD)
         assert trainer is not None
         _require_script()
-        folder = RunFolder(Path(self._strategy.run_dir or os.path.join(trainer.default_root_dir, "elastic")))  # noqa: PTH118
+        run_dir = self._strategy.run_dir or os.path.join(trainer.default_root_dir, "elastic")  # noqa: PTH118
+        folder = RunFolder(Path(run_dir), self._strategy.checkpoint.dir)
         with _hooks_stay_in_workers(trainer), StopSignals() as stop, folder.in_use():
             fitting = trainer.state.fn == TrainerFn.FITTING
             if fitting:
@@ -159,7 +162,7 @@ class ElasticLauncher(_Launcher):
             display=self._display,
             stop=stop,
             modules=(type(module).__module__,),
-            resume_from=None if strategy.resume in ("auto", "never") else strategy.resume,
+            resume_from=None if strategy.resume in RESUME_WORDS else strategy.resume,
         )
 
     def _prepare(self, trainer: pl.Trainer, module: pl.LightningModule, folder: RunFolder) -> None:
@@ -169,11 +172,14 @@ class ElasticLauncher(_Launcher):
         recorded = {} if strategy.resume == "never" else folder.recorded("elastic")
         cores = len(os.sched_getaffinity(0))
         strategy.elastic = settle(strategy.elastic, recorded, strategy.num_processes, cores)
+        config = recorded_as(strategy.config_yaml, strategy.elastic)
+        fingerprint = start.check(folder, module, config, strategy.resume)
         for logger in trainer.loggers:
             _ = logger.version  # settled here, or every generation would count up
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         if not any(isinstance(callback, ElasticCheckpoint) for callback in callbacks):
-            callbacks.append(ElasticCheckpoint(folder.checkpoints, strategy.checkpoint, strategy.objective))
+            saver = ElasticCheckpoint(folder.checkpoints, strategy.checkpoint, strategy.objective, fingerprint)
+            callbacks.append(saver)
 
     def _begin(self, folder: RunFolder) -> Timeline:
         if self._strategy.resume == "never":

@@ -55,7 +55,7 @@ class Assignment:
         num_nodes: number of nodes.
         store_host: address of the generation's TCPStore, hosted by the agent of node rank 0.
         store_port: port of it.
-        checkpoint_dir: folder of the run's checkpoints.
+        checkpoint_dir: folder or URL of the run's checkpoints.
         lock_path: file that the worker holds locked while it lives.
         log_path: file that takes the worker's stdout and stderr.
         resume_from: checkpoint to start from when the run has none of its own yet.
@@ -87,6 +87,14 @@ class Saved(NamedTuple):
 
     checkpoint: str
     step: int
+
+
+class SetAside(NamedTuple):
+    """Rank 0 found a damaged checkpoint on its way to one that is whole, and gave it another name."""
+
+    checkpoint: str
+    reason: str
+    moved_to: str
 
 
 class Evaluated(NamedTuple):
@@ -121,7 +129,7 @@ class Finished(NamedTuple):
     output: bytes | None
 
 
-Message = Resumed | Saved | Evaluated | Raised | Finished
+Message = Resumed | Saved | SetAside | Evaluated | Raised | Finished
 
 
 def as_message(received: Any) -> Message:

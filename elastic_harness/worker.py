@@ -22,7 +22,6 @@ from datetime import timedelta
 from inspect import signature
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import parent_process
-from pathlib import Path
 from typing import Any, NoReturn
 
 import pytorch_lightning as pl
@@ -34,8 +33,8 @@ from pytorch_lightning.trainer.states import TrainerFn
 from torch.distributed import TCPStore
 
 from elastic_harness import exception_report, zygote
-from elastic_harness.checkpoint import files
 from elastic_harness.checkpoint.callback import ElasticCheckpoint
+from elastic_harness.checkpoint.files import CheckpointFolder
 from elastic_harness.messages import (
     Assignment,
     Evaluated,
@@ -45,6 +44,7 @@ from elastic_harness.messages import (
     Progress,
     Resumed,
     Saved,
+    SetAside,
 )
 from elastic_harness.process_state import ProcessState
 from elastic_harness.run_folder import hold_lock
@@ -156,17 +156,17 @@ def _run(
     bound = signature(function).bind(*args, **kwargs)
     path = None
     if trainer.state.fn == TrainerFn.FITTING:
-        path, step = _choose_resume_point(assignment, store)
+        path, step = _choose_resume_point(assignment, store, send)
         if path is not None:
             bound.arguments["ckpt_path"] = path
             if path != assignment.resume_from:
-                # Written by this run, hyperparameters of any type included.
-                bound.arguments["weights_only"] = False
+                bound.arguments["weights_only"] = True
         if assignment.generation > 0:
             _purge_from(trainer, step)
         for callback in callbacks:
             if isinstance(callback, ElasticCheckpoint):
-                callback.on_saved = lambda path, step: send(Saved(str(path), step))
+                callback.generation = assignment.generation
+                callback.on_saved = lambda path, step: send(Saved(path, step))
     callbacks.insert(0, _Reporter(progress, path, send if assignment.rank == 0 else _drop))
     results = function(*bound.args, **bound.kwargs)
     # On every rank, since the state of a metric may take a collective.
@@ -195,14 +195,16 @@ def _take_out_of_the_path(trainer: pl.Trainer) -> list[Callback]:
     return callbacks
 
 
-def _choose_resume_point(assignment: Assignment, store: TCPStore) -> tuple[str | None, int]:
+def _choose_resume_point(
+    assignment: Assignment, store: TCPStore, send: Callable[[Message], None]
+) -> tuple[str | None, int]:
     """The checkpoint all ranks start from, chosen by rank 0, and the run's own optimizer steps in it."""
     key = "resume_point"
     if assignment.rank == 0:
-        folder = Path(assignment.checkpoint_dir)
-        files.sweep_partial(folder)
-        newest = files.newest(folder)
-        choice = (str(newest), files.step_of(newest)) if newest else (assignment.resume_from, 0)
+        newest, damaged = CheckpointFolder(assignment.checkpoint_dir).newest_valid()
+        for each in damaged:
+            send(SetAside(*each))
+        choice = (newest.path, newest.manifest.step) if newest else (assignment.resume_from, 0)
         store.set(key, json.dumps(choice))
     path, step = json.loads(store.get(key))
     return path, step

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Checkpoint
 
-from elastic_harness.checkpoint import files
+from elastic_harness.checkpoint import files, plain_state
+from elastic_harness.checkpoint.files import CheckpointFolder
+from elastic_harness.checkpoint.manifest import Facts
 from elastic_harness.config import CheckpointConfig, ObjectiveConfig
 
 CHECKPOINT_KEY = "elastic_harness"
@@ -28,26 +29,37 @@ class ElasticCheckpoint(Checkpoint):
         folder: where the files go.
         config: how often, and how many to keep.
         objective: the metric that ``keep_best`` goes by.
+        fingerprint: what defines the run's result; goes into every manifest.
 
     Attributes:
         metrics: the Trainer's callback metrics at the last save.
+        generation: the worker group it runs in.
         on_saved: called on rank 0 with path and step when a file is safe under its final name.
     """
 
-    def __init__(self, folder: Path, config: CheckpointConfig, objective: ObjectiveConfig) -> None:
+    def __init__(
+        self,
+        folder: CheckpointFolder,
+        config: CheckpointConfig,
+        objective: ObjectiveConfig,
+        fingerprint: Mapping[str, Any],
+    ) -> None:
         self._folder = folder
         self._config = config
         self._objective = objective
+        self._fingerprint = fingerprint
         self._scores: dict[str, float] = {}
         self._saved_step = -1
+        self._loads_again = False
         self.metrics: dict[str, float] = {}
-        self.on_saved: Callable[[Path, int], None] | None = None
+        self.generation = 0
+        self.on_saved: Callable[[str, int], None] | None = None
 
     @property
     def best_model_path(self) -> str:
         """Path of the checkpoint with the best objective; empty if there is none."""
         best = self._ranked()
-        return str(self._folder / best[0]) if best else ""
+        return self._folder.path(best[0]) if best else ""
 
     @property
     def best_model_score(self) -> float | None:
@@ -86,24 +98,30 @@ class ElasticCheckpoint(Checkpoint):
             self._save(trainer, "step")
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if trainer.global_step > self._saved_step or files.newest(self._folder) is None:
-            self._save(trainer, "step")
+        if trainer.global_step > self._saved_step or not self._folder.names():
+            self._save(trainer, "step", last=True)
 
     def _due(self, trainer: pl.Trainer) -> bool:
         every = self._config.every_n_steps
         return every > 0 and trainer.global_step // every > self._saved_step // every
 
-    def _save(self, trainer: pl.Trainer, kind: files.Kind) -> None:
+    def _save(self, trainer: pl.Trainer, kind: files.Kind, *, last: bool = False) -> None:
         step = self._saved_step = trainer.global_step
         self.metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        path = files.path_for(self._folder, kind, step)
         # Every rank takes part in making the state (a metric may synchronise); one writes it.
         checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
         if trainer.is_global_zero:
-            files.write(checkpoint, path)
+            facts = Facts(step, trainer.current_epoch, self.generation, self._fingerprint)
+            checkpoint = plain_state.converted(checkpoint)
+            if not self._loads_again:  # which is known for all of them once it is for one
+                plain_state.refuse_what_does_not_load(checkpoint)
+                self._loads_again = True
+            saved = self._folder.write(checkpoint, kind, facts)
             self._prune()
             if self.on_saved is not None:
-                self.on_saved(path, step)
+                self.on_saved(saved.path, step)
+            if not last:
+                self._folder.check_space(saved.manifest.size)
 
     def _keep_if_best(self, trainer: pl.Trainer) -> None:
         metric = self._objective.metric
@@ -113,7 +131,7 @@ class ElasticCheckpoint(Checkpoint):
         score = trainer.strategy.broadcast(float(trainer.callback_metrics.get(metric, math.nan)))
         if math.isnan(score):
             return
-        name = files.path_for(self._folder, "best", trainer.global_step).name
+        name = files.name_of("best", trainer.global_step)
         self._scores[name] = score
         kept = self._ranked()[: self._config.keep_best]
         self._scores = {key: self._scores[key] for key in kept}
@@ -125,9 +143,8 @@ class ElasticCheckpoint(Checkpoint):
         return sorted(self._scores, key=lambda name: (sign * self._scores[name], name))
 
     def _prune(self) -> None:
-        steps = files.list_checkpoints(self._folder, "step")
-        files.prune(self._folder, "step", steps[-self._config.keep_last :])
-        files.prune(self._folder, "best", [self._folder / name for name in self._scores])
+        self._folder.prune("step", self._folder.names("step")[-self._config.keep_last :])
+        self._folder.prune("best", self._scores)
 
 
 def _validation_follows(trainer: pl.Trainer) -> bool:

@@ -6,9 +6,11 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
-from elastic_harness.checkpoint import files
 from elastic_harness.checkpoint.callback import ElasticCheckpoint
+from elastic_harness.checkpoint.files import CheckpointFolder
+from elastic_harness.checkpoint.storage import LocalFolder
 from elastic_harness.config import CheckpointConfig, ObjectiveConfig
+from elastic_harness.errors import CheckpointError
 from recipes.digits_mlp.module import DigitsData, DigitsMLP
 
 STEPS_AN_EPOCH = 23  # of 64 images; 1,437 are for training
@@ -17,7 +19,7 @@ STEPS_AN_EPOCH = 23  # of 64 images; 1,437 are for training
 def fit(
     folder: Path, config: CheckpointConfig, objective: ObjectiveConfig | None = None, **trainer: object
 ) -> pl.Trainer:
-    callback = ElasticCheckpoint(folder, config, objective or ObjectiveConfig())
+    callback = ElasticCheckpoint(CheckpointFolder(folder), config, objective or ObjectiveConfig(), {"seed": 42})
     made = pl.Trainer(
         accelerator="cpu",
         logger=False,
@@ -33,7 +35,7 @@ def fit(
 
 
 def names(folder: Path) -> list[str]:
-    return [path.name for path in files.list_checkpoints(folder)]
+    return CheckpointFolder(folder).names()
 
 
 def test_callback_when_every_n_steps_is_set_then_writes_multiples_and_the_last_one(tmp_path: Path) -> None:
@@ -53,8 +55,8 @@ def test_callback_when_every_n_steps_is_0_then_writes_the_last_one_only(tmp_path
 
 def test_callback_when_due_just_before_a_validation_then_writes_after_it(tmp_path: Path) -> None:
     fit(tmp_path, CheckpointConfig(every_n_steps=STEPS_AN_EPOCH, keep_last=9), max_epochs=1)
-    (path,) = files.list_checkpoints(tmp_path)
-    state = torch.load(path, weights_only=True)
+    (name,) = names(tmp_path)
+    state = torch.load(tmp_path / name, weights_only=True)
     validation = state["loops"]["fit_loop"]["epoch_loop.val_loop.batch_progress"]
     assert validation["is_last_batch"]
     assert validation["current"]["completed"] > 0
@@ -67,15 +69,42 @@ def test_callback_when_the_objective_improves_then_the_best_is_kept(tmp_path: Pa
     best = Path(callback.best_model_path)
     assert best.name.startswith("best_")
     assert best.exists()
-    assert len(files.list_checkpoints(tmp_path, "best")) == 1
+    assert CheckpointFolder(tmp_path).names("best") == [best.name]
     recorded = torch.load(best, weights_only=True)["callbacks"]["ElasticCheckpoint"]["metrics"]["val/acc"]
     assert callback.best_model_score == pytest.approx(recorded)
     assert isinstance(DigitsMLP.load_from_checkpoint(best), DigitsMLP)
 
 
 def test_callback_when_direction_is_min_then_the_smallest_is_the_best(tmp_path: Path) -> None:
-    callback = ElasticCheckpoint(tmp_path, CheckpointConfig(), ObjectiveConfig("val/loss", "min"))
+    folder = CheckpointFolder(tmp_path)
+    callback = ElasticCheckpoint(folder, CheckpointConfig(), ObjectiveConfig("val/loss", "min"), {})
     callback.load_state_dict({"scores": {"best_00000001.ckpt": 2.0, "best_00000002.ckpt": 1.0}, "metrics": {}})
     assert callback.best_model_path.endswith("best_00000002.ckpt")
     assert callback.best_model_score == 1.0
-    assert ElasticCheckpoint(tmp_path, CheckpointConfig(), ObjectiveConfig()).best_model_path == ""
+    assert ElasticCheckpoint(folder, CheckpointConfig(), ObjectiveConfig(), {}).best_model_path == ""
+
+
+def test_callback_when_it_saves_then_the_manifest_says_of_what(tmp_path: Path) -> None:
+    fit(tmp_path, CheckpointConfig(every_n_steps=0))
+    found, _ = CheckpointFolder(tmp_path).newest_valid()
+    assert found is not None
+    assert (found.manifest.step, found.manifest.epoch, found.manifest.fingerprint) == (46, 2, {"seed": 42})
+
+
+def test_callback_when_the_next_one_has_no_room_then_it_says_so_and_this_one_is_safe_c06(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = iter([10**9, 10])
+    monkeypatch.setattr(LocalFolder, "free_bytes", lambda self: next(room))
+    with pytest.raises(CheckpointError, match="10 bytes free, and the next checkpoint needs"):
+        fit(tmp_path, CheckpointConfig(every_n_steps=10))
+    assert names(tmp_path) == ["step_00000010.ckpt"]
+
+
+def test_callback_when_only_the_last_one_is_written_then_no_room_is_needed_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = iter([10**9, 10])
+    monkeypatch.setattr(LocalFolder, "free_bytes", lambda self: next(room))
+    fit(tmp_path, CheckpointConfig(every_n_steps=0))
+    assert names(tmp_path) == ["step_00000046.ckpt"]
