@@ -23,10 +23,11 @@ from torch.distributed.elastic.events.api import Event, EventSource
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
 from elastic_harness import zygote
-from elastic_harness.checkpoint import files
-from elastic_harness.checkpoint.node_memory import NodeMemory, newest_first, step_of
+from elastic_harness.checkpoint.node_memory import step_of
+from elastic_harness.checkpoint.states import Reachable, RunStates
+from elastic_harness.checkpoint.writer import Capture, Written
 from elastic_harness.display import Display
-from elastic_harness.errors import ClusterError, ConfigError, Stopped, TrainingFailed
+from elastic_harness.errors import ClusterError, ConfigError, HarnessError, Stopped, TrainingFailed
 from elastic_harness.events import Timeline
 from elastic_harness.local_worker import LocalWorker
 from elastic_harness.messages import (
@@ -38,7 +39,6 @@ from elastic_harness.messages import (
     Held,
     Raised,
     Resumed,
-    Saved,
     Signalled,
 )
 from elastic_harness.process_state import ProcessState
@@ -74,7 +74,7 @@ class ElasticAgent(LocalElasticAgent):
         display: shows the progress.
         stop: the signals that stop the run.
         modules: what the zygote imports beforehand.
-        resume_from: checkpoint to start from when the run has none of its own.
+        states: takes the states of the workers, and has those to resume from; None where nothing is trained.
 
     Raises (from ``run``):
         TrainingFailed: the policy does not allow another generation.
@@ -94,7 +94,7 @@ class ElasticAgent(LocalElasticAgent):
         display: Display,
         stop: StopSignals,
         modules: tuple[str, ...],
-        resume_from: str | None,
+        states: RunStates | None,
     ) -> None:
         super().__init__(spec, DefaultLogsSpecs(os.devnull), start_method="forkserver")
         self.output: bytes | None = None
@@ -107,13 +107,13 @@ class ElasticAgent(LocalElasticAgent):
         self._state = state
         self._policy = policy
         self._folder = folder
-        self.memory = NodeMemory(folder.path)
         self._timeline = timeline
         self._display = display
         self._stop = stop
         self._modules = modules
-        self._resume_from = resume_from
+        self._states = states
         self._locals: list[LocalWorker] = []
+        self._epoch = 0
         self._first_step: int | None = None
         self._made_progress = False
 
@@ -150,18 +150,20 @@ class ElasticAgent(LocalElasticAgent):
             return Failure(None, "zygote", "", step=self.step)
         except DistError as error:
             raise ClusterError(f"the store of generation {self.generation + 1} cannot be made: {error}") from error
-        while True:
-            result = self._monitor_workers(group)
-            self._display.update([each.progress for each in self._locals])
-            if result.state is WorkerState.SUCCEEDED:
-                return None
-            self._raise_if_stopped()
-            if result.state is WorkerState.FAILED:
-                try:
+        try:
+            while True:
+                result = self._monitor_workers(group)
+                self._display.update([each.progress for each in self._locals])
+                if result.state is WorkerState.SUCCEEDED:
+                    if self._states is not None:
+                        self._record_written(self._states.finish_writing())
+                    return None
+                self._raise_if_stopped()
+                if result.state is WorkerState.FAILED:
                     return self._first_failure()
-                except ConfigError:
-                    self._rescue(_CRASH_SECONDS)
-                    raise
+        except HarnessError:
+            self._rescue(_CRASH_SECONDS)
+            raise
 
     def _raise_if_stopped(self) -> None:
         if self._stop.received is not None:
@@ -171,7 +173,9 @@ class ElasticAgent(LocalElasticAgent):
     def _rescue(self, seconds: float, *, finish_step: bool = False) -> None:
         """Keep the newest state that a worker holds."""
         step = max((each.progress.begun for each in self._locals), default=0) if finish_step else 0
-        path = rescue(self._locals, self._read, self.memory.path_for, step=step, seconds=seconds)
+        if self._states is None:
+            return
+        path = rescue(self._locals, self._read, self._states.memory.path_for, step=step, seconds=seconds)
         if path is not None:
             self._record("rescued", step=step_of(path))
             self.step = step_of(path)
@@ -183,8 +187,12 @@ class ElasticAgent(LocalElasticAgent):
         self.generation += 1
         logs = self._folder.log_folder(self.generation)
         self._locals = []
+        state = self._states.reachable() if self._states else None
+        for each in state.damaged if state else ():
+            self._display.set_aside(*each)
+            self._record("checkpoint_set_aside", **each._asdict())
         for member in worker_group.workers:
-            assignment = self._assignment(member, worker_group, logs)
+            assignment = self._assignment(member, worker_group, logs, state)
             self._locals.append(LocalWorker.start(assignment, self._payload, self._state, self._modules))
         workers = [
             {"rank": each.assignment.rank, "pid": each.pid, "node": os.uname().nodename} for each in self._locals
@@ -193,7 +201,7 @@ class ElasticAgent(LocalElasticAgent):
         self._record("generation_started", workers=workers, restart=bool(self.failures))
         return {each.assignment.local_rank: each.pid for each in self._locals}
 
-    def _assignment(self, member: Worker, group: Any, logs: Path) -> Assignment:
+    def _assignment(self, member: Worker, group: Any, logs: Path, state: Reachable | None) -> Assignment:
         return Assignment(
             generation=self.generation,
             rank=member.global_rank,
@@ -203,11 +211,11 @@ class ElasticAgent(LocalElasticAgent):
             num_nodes=group.group_world_size,
             store_host=group.master_addr,
             store_port=group.master_port,
-            checkpoint_dir=str(self._folder.checkpoints),
-            node_memory=str(self.memory.path),
+            resume_path=state.path if state else None,
+            resume_step=state.step if state else -1,
+            node_memory=str(self._states.memory.path) if self._states else None,
             lock_path=str(self._folder.workers_lock),
             log_path=str(logs / f"rank_{member.global_rank}.log"),
-            resume_from=self._resume_from,
         )
 
     # -- watching ------------------------------------------------------------------------------------------------
@@ -215,15 +223,18 @@ class ElasticAgent(LocalElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         """Wait for news of the workers, at most ``monitor_interval`` seconds, and take it in."""
         pending = [each for each in self._locals if each.finished is None and each.raised is None]
-        news: list[Connection | int] = [self._stop.reader]
+        news: list[Connection | int] = [self._stop.reader, *([self._states.reader] if self._states else [])]
         news += [each.connection for each in pending]
         news += [each.process.sentinel for each in pending]
         wait(news, timeout=worker_group.spec.monitor_interval)
+        if self._states is not None:
+            self._record_written(self._states.written())
         # What a dead worker sent is complete, so who is dead is asked first.
         dead = [each for each in pending if not each.process.is_alive()]
         for each in pending:
             self._read(each)
         self.step = max(self.step, *(each.progress.step for each in self._locals))
+        self._epoch = max(self._epoch, *(each.progress.epoch for each in self._locals))
         self._made_progress |= self._first_step is not None and self.step > self._first_step
         if all(each.finished for each in self._locals):
             for each in self._locals:
@@ -242,9 +253,10 @@ class ElasticAgent(LocalElasticAgent):
                     self._display.resumed(checkpoint, step)
                     if checkpoint is not None or self.failures:
                         self._record("resumed", checkpoint=checkpoint, steps_lost=lost)
-                case Saved(checkpoint, step):
-                    self.step = max(self.step, step)
-                    self._record("checkpoint_saved", step=step, checkpoint=checkpoint)
+                case Capture():
+                    self.step = max(self.step, message.step)
+                    if self._states is not None:
+                        self._states.submit(message, self.generation)
                 case Evaluated():
                     self.evaluated = message
                     self._display.evaluated(message)
@@ -315,14 +327,18 @@ class ElasticAgent(LocalElasticAgent):
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
         self._stop_workers(self._worker_group)
 
-    def keep_rescued(self) -> None:
-        """Make the newest state that was handed over a checkpoint, if it is newer than those there are."""
-        newest = files.newest(self._folder.checkpoints)
-        for path in newest_first(self.memory.path)[:1]:
-            if newest is None or step_of(path) > files.step_of(newest):
-                checkpoint = files.path_for(self._folder.checkpoints, "step", step_of(path))
-                files.copy(path, checkpoint)
-                self._record("checkpoint_saved", step=step_of(path), checkpoint=str(checkpoint))
+    def keep_newest_state(self) -> None:
+        """Make a checkpoint of the newest state, so that nothing is lost when the run goes on another day.
+
+        Raises:
+            CheckpointError: it cannot be written; it stays in the node's memory.
+        """
+        if self._states is not None:
+            self._record_written(self._states.keep_newest(self._epoch, self.generation))
+
+    def _record_written(self, written: list[Written]) -> None:
+        for each in written:
+            self._record("checkpoint_saved", step=each.step, checkpoint=each.path)
 
     # -- reporting -----------------------------------------------------------------------------------------------
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from elastic_harness.checkpoint import files
 from elastic_harness.messages import Evaluated, Phase
 from elastic_harness.messages import Progress as WorkerProgress
 from elastic_harness.restart import Decision, Failure
@@ -107,6 +106,10 @@ class Display:
         if checkpoint is not None:
             self.line(f"going on from step {step} ({Path(checkpoint).name})")
 
+    def set_aside(self, checkpoint: str, reason: str, moved_to: str) -> None:
+        """Name a damaged checkpoint that is not used."""
+        self.line(f"{checkpoint} is damaged: {reason}; it is now {Path(moved_to).name}, and the one before it is used")
+
     def evaluated(self, message: Evaluated) -> None:
         """Print the metrics of a validation."""
         metrics = "  ".join(f"{name} {value:.4g}" for name, value in message.metrics.items())
@@ -123,8 +126,8 @@ class Display:
         self.line(f"{course}  {metrics}".rstrip())
         self.line(f"run folder: {shown_path(folder.path)}")
         if result.status == "preempted":
-            newest = files.newest(folder.checkpoints)
-            source = f"the newest checkpoint, {newest.name}" if newest else "the beginning: there is no checkpoint yet"
+            names = folder.checkpoints.names()
+            source = f"the newest checkpoint, {names[-1]}" if names else "the beginning: there is no checkpoint yet"
             self.line(f"the same command goes on from {source}")
 
 

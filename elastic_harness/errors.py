@@ -2,8 +2,10 @@
 
 HarnessError                1
 +-- ConfigError             2    bad configuration or input; no worker was started
++-- CheckpointError         1    a checkpoint cannot be written
 +-- TrainingFailed          1    failed for good: permanent error, crash loop, restart budget spent
 +-- ClusterError            144  rendezvous lost or timed out; the same command may be tried again
+    +-- FencedError         144  another generation has taken over from this one
 Stopped (SystemExit)        129, 130, 143: stopped by SIGHUP, SIGINT, or any other stop signal; resumable
 """
 
@@ -33,6 +35,19 @@ class ConfigError(HarnessError):
         super().__init__("\n".join(self.problems))
 
 
+class CheckpointError(HarnessError):
+    """A checkpoint cannot be written; those that are there are as they were.
+
+    Args:
+        message: path, reason and fix.
+        permanent: it would happen again, as on a full disk, so the restart policy must not try.
+    """
+
+    def __init__(self, message: str, *, permanent: bool) -> None:
+        super().__init__(message)
+        self.permanent = permanent
+
+
 class TrainingFailed(HarnessError):  # noqa: N818  (it is an outcome, and reads as one)
     """The workers failed and the restart policy does not allow another generation.
 
@@ -52,6 +67,10 @@ class ClusterError(HarnessError):
     """The rendezvous was lost or timed out."""
 
     exit_code = 144
+
+
+class FencedError(ClusterError):
+    """A process of an older generation wanted to write for the run, which another generation has taken over."""
 
 
 class Stopped(SystemExit):

@@ -11,7 +11,8 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +24,13 @@ from torch.distributed.elastic.agent.server.api import WorkerSpec
 
 from elastic_harness import pickling, rendezvous, worker, zygote
 from elastic_harness.agent import ElasticAgent
+from elastic_harness.checkpoint import start
 from elastic_harness.checkpoint.callback import ElasticCheckpoint
+from elastic_harness.checkpoint.node_memory import NodeMemory
+from elastic_harness.checkpoint.states import RunStates
+from elastic_harness.config.rules import RESUME_WORDS
 from elastic_harness.display import Display
-from elastic_harness.errors import ConfigError, Stopped, TrainingFailed
+from elastic_harness.errors import CheckpointError, ConfigError, Stopped, TrainingFailed
 from elastic_harness.events import Timeline
 from elastic_harness.exact.settled import recorded_as, settle
 from elastic_harness.exact.training import refuse_inexact_training
@@ -38,6 +43,18 @@ from elastic_harness.stop_signals import StopSignals
 
 if TYPE_CHECKING:
     from elastic_harness.strategy import ElasticStrategy
+
+
+@dataclass
+class _Launch:
+    """What one call of ``launch`` is about; ``timeline`` and ``states`` are None where nothing is trained."""
+
+    payload: bytes
+    module: pl.LightningModule
+    folder: RunFolder
+    stop: StopSignals
+    timeline: Timeline | None = None
+    states: RunStates | None = None
 
 
 class ElasticLauncher(_Launcher):
@@ -81,34 +98,30 @@ class ElasticLauncher(_Launcher):
             os._exit(EXIT_MISSING_MAIN_GUARD)
         assert trainer is not None
         _require_script()
-        folder = RunFolder(Path(self._strategy.run_dir or os.path.join(trainer.default_root_dir, "elastic")))  # noqa: PTH118
+        run_dir = self._strategy.run_dir or os.path.join(trainer.default_root_dir, "elastic")  # noqa: PTH118
+        folder = RunFolder(Path(run_dir), self._strategy.checkpoint.dir)
         with _hooks_stay_in_workers(trainer), StopSignals() as stop, folder.in_use():
-            fitting = trainer.state.fn == TrainerFn.FITTING
-            if fitting:
+            fingerprint = None
+            if trainer.state.fn == TrainerFn.FITTING:
                 _require_same_module(args[0], folder)
-                self._prepare(trainer, args[0], folder)
+                fingerprint = self._prepare(trainer, args[0], folder)
             payload = pickling.dumps(trainer, function, args, kwargs)
-            timeline = self._begin(folder) if fitting else None
+            launch = _Launch(payload, args[0], folder, stop)
+            if fingerprint is not None:
+                launch.timeline = self._begin(folder)
+                launch.states = self._states(launch, fingerprint)
             with _agent_log(folder):
-                output = self._supervise(payload, args[0], folder, timeline, stop)
+                output = self._supervise(launch)
             _take_over(output, trainer)
         return output.results
 
     def kill(self, signum: Any) -> None:
         """Nothing to do: only the agent ends workers."""
 
-    def _supervise(
-        self,
-        payload: bytes,
-        module: pl.LightningModule,
-        folder: RunFolder,
-        timeline: Timeline | None,
-        stop: StopSignals,
-    ) -> worker.Output:
+    def _supervise(self, launch: _Launch) -> worker.Output:
         """Run the agent to the end and record how it ended."""
-        agent = self._agent(payload, module, folder, timeline, stop)
+        agent, timeline = self._agent(launch), launch.timeline
         status, failure, output = "failed", None, None
-        agent.memory.make()
         try:
             with self._display.progress():
                 agent.run()
@@ -122,25 +135,36 @@ class ElasticLauncher(_Launcher):
         except TrainingFailed as error:
             failure = error.summary
             raise
+        except CheckpointError as error:
+            failure = str(error)
+            raise
         finally:
             if timeline is not None:
-                if status != "finished":
-                    agent.keep_rescued()
+                self._keep_newest_state(agent)
                 place = {"generation": agent.generation, "step": agent.step, "world_size": agent.world_size}
                 timeline.record("run_finished", **place, status=status, failure=failure)
                 result = Result.of(status, failure, timeline, output, agent.evaluated)
-                self._display.summary(result, folder)
-                folder.write_result(result)
-            agent.memory.drop()
+                self._display.summary(result, launch.folder)
+                launch.folder.write_result(result)
 
-    def _agent(
-        self,
-        payload: bytes,
-        module: pl.LightningModule,
-        folder: RunFolder,
-        timeline: Timeline | None,
-        stop: StopSignals,
-    ) -> ElasticAgent:
+    def _keep_newest_state(self, agent: ElasticAgent) -> None:
+        try:
+            agent.keep_newest_state()
+        except CheckpointError as error:
+            self._display.line(
+                f"{error}\nthe newest state stays in this machine's memory until the run is started again"
+            )
+
+    def _states(self, launch: _Launch, fingerprint: Mapping[str, Any]) -> RunStates:
+        strategy, folder = self._strategy, launch.folder
+        weights = sum(each.numel() * each.element_size() for each in launch.module.parameters())
+        memory = NodeMemory(folder.path, weights)
+        if strategy.resume == "never":
+            memory.clear()
+        resume_from = None if strategy.resume in RESUME_WORDS else strategy.resume
+        return RunStates(memory, folder.checkpoints, strategy.checkpoint.keep_last, fingerprint, resume_from)
+
+    def _agent(self, launch: _Launch) -> ElasticAgent:
         strategy = self._strategy
         elastic = strategy.elastic
         num_workers = strategy.num_processes
@@ -149,35 +173,39 @@ class ElasticLauncher(_Launcher):
             role="worker",
             local_world_size=num_workers,
             entrypoint=worker.main,
-            rdzv_handler=rendezvous.create(strategy.rendezvous, folder.path.name),
+            rdzv_handler=rendezvous.create(strategy.rendezvous, launch.folder.path.name),
             max_restarts=strategy.restart.max_restarts,
             monitor_interval=elastic.monitor_interval,
         )
         return ElasticAgent(
             spec,
-            payload=payload,
+            payload=launch.payload,
             state=ProcessState.capture(threads),
             policy=RestartPolicy(strategy.restart),
-            folder=folder,
-            timeline=timeline,
+            folder=launch.folder,
+            timeline=launch.timeline,
             display=self._display,
-            stop=stop,
-            modules=(type(module).__module__,),
-            resume_from=None if strategy.resume in ("auto", "never") else strategy.resume,
+            stop=launch.stop,
+            modules=(type(launch.module).__module__,),
+            states=launch.states,
         )
 
-    def _prepare(self, trainer: pl.Trainer, module: pl.LightningModule, folder: RunFolder) -> None:
+    def _prepare(self, trainer: pl.Trainer, module: pl.LightningModule, folder: RunFolder) -> dict[str, Any]:
+        """Settle what defines the run, and refuse what cannot be; gives its fingerprint."""
         strategy = self._strategy
         if strategy.elastic.consistency != "none":
             refuse_inexact_training(trainer, module)
         recorded = {} if strategy.resume == "never" else folder.recorded("elastic")
         cores = len(os.sched_getaffinity(0))
         strategy.elastic = settle(strategy.elastic, recorded, strategy.num_processes, cores)
+        config = recorded_as(strategy.config_yaml, strategy.elastic)
+        fingerprint = start.check(folder, module, config, strategy.resume)
         for logger in trainer.loggers:
             _ = logger.version  # settled here, or every generation would count up
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         if not any(isinstance(callback, ElasticCheckpoint) for callback in callbacks):
             callbacks.append(ElasticCheckpoint(folder.checkpoints, strategy.checkpoint, strategy.objective))
+        return fingerprint
 
     def _begin(self, folder: RunFolder) -> Timeline:
         if self._strategy.resume == "never":

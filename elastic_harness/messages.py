@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple
 
+from elastic_harness.checkpoint.writer import Capture
+
 EXIT_MISSING_MAIN_GUARD = 90
 """Exit code of a worker that met a second ``fit()`` while importing the user's script: the script has no
 ``if __name__ == "__main__":``."""
@@ -57,11 +59,11 @@ class Assignment:
         num_nodes: number of nodes.
         store_host: address of the generation's TCPStore, hosted by the agent of node rank 0.
         store_port: port of it.
-        checkpoint_dir: folder of the run's checkpoints.
-        node_memory: folder in this node's memory with the states of interrupted workers.
+        resume_path: the most advanced state that this node can reach; None if there is none.
+        resume_step: the run's own optimizer steps in it; -1 if there is none.
+        node_memory: folder in this node's memory; None where nothing is trained.
         lock_path: file that the worker holds locked while it lives.
         log_path: file that takes the worker's stdout and stderr.
-        resume_from: checkpoint to start from when the run has none of its own yet.
     """
 
     generation: int
@@ -72,24 +74,17 @@ class Assignment:
     num_nodes: int
     store_host: str
     store_port: int
-    checkpoint_dir: str
-    node_memory: str
+    resume_path: str | None
+    resume_step: int
+    node_memory: str | None
     lock_path: str
     log_path: str
-    resume_from: str | None = None
 
 
 class Resumed(NamedTuple):
     """Rank 0 is about to train, from ``checkpoint`` or, if that is None, from the beginning."""
 
     checkpoint: str | None
-    step: int
-
-
-class Saved(NamedTuple):
-    """Rank 0 put a checkpoint safely under its final name."""
-
-    checkpoint: str
     step: int
 
 
@@ -143,7 +138,7 @@ class HandedOver(NamedTuple):
     error: str | None
 
 
-Message = Resumed | Saved | Evaluated | Raised | Finished | Signalled | Held | HandedOver
+Message = Resumed | Capture | Evaluated | Raised | Finished | Signalled | Held | HandedOver
 
 
 class Hold(NamedTuple):

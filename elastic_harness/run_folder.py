@@ -1,7 +1,7 @@
 """The run folder: one a run, whatever the number of workers and restarts, and the run's identity.
 
 config.yaml                         the resolved configuration of the last start
-checkpoints/                        step_<n>.ckpt, best_<n>.ckpt
+checkpoints/                        step_<n>.ckpt, best_<n>.ckpt, and a .json for each; elsewhere with checkpoint.dir
 tensorboard/                        one TensorBoard run
 logs/generation_<k>/rank_<r>.log    output of each worker; never deleted
 logs/agent_<node>.log               what the agent did
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from elastic_harness.checkpoint.files import CheckpointFolder
 from elastic_harness.config import RunConfig
 from elastic_harness.errors import ConfigError
 
@@ -40,11 +41,14 @@ class RunFolder:
 
     Args:
         path: the folder; made when the run is entered.
+        checkpoint_dir: where the checkpoints of several runs go; None is this folder.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, checkpoint_dir: str | None = None) -> None:
         self.path = path.absolute()
-        self.checkpoints = self.path / "checkpoints"
+        self.checkpoints = CheckpointFolder(
+            self.path / "checkpoints" if checkpoint_dir is None else checkpoints_below(checkpoint_dir, self.path)
+        )
         self.workers_lock = self.path / ".workers.lock"
         self.events = self.path / "events.jsonl"
         self.logs = self.path / "logs"
@@ -109,12 +113,14 @@ class RunFolder:
 
     def set_aside(self) -> None:
         """Move what an earlier run left here, and nothing else, into ``superseded_<n>``."""
-        own = [self._config, self._result, self.events, self.checkpoints, self.logs, self.path / "tensorboard"]
+        names = ("checkpoints", "logs", "tensorboard")
+        own = [self._config, self._result, self.events, *(self.path / name for name in names)]
         if entries := [entry for entry in own if entry.exists()]:
             target = self.path / f"superseded_{_next_number(self.path, 'superseded')}"
             target.mkdir()
             for entry in entries:
                 entry.rename(target / entry.name)
+        self.checkpoints.set_aside()
 
     def begin(self, config: str | None) -> list[str]:
         """Note that a start begins: the configuration is recorded, and what an earlier start came to is void.
@@ -156,6 +162,16 @@ class RunFolder:
         temporary = self.path / f".{name}.partial"
         temporary.write_text(text)
         temporary.rename(self.path / name)
+
+
+def checkpoints_below(checkpoint_dir: str, run_folder: Path) -> str:
+    """The place below ``checkpoint.dir`` that belongs to one run: it has the last names of the run folder's path.
+
+    Two of them, such as ``imagenet_elastic/night1``; three for a job of a sweep, whose last name is its number.
+    """
+    names = run_folder.parts[1:]
+    top = checkpoint_dir.rstrip("/") if "://" in checkpoint_dir else str(Path(checkpoint_dir).absolute())
+    return "/".join([top, *names[-3 if names[-1].isdigit() else -2 :]])
 
 
 def hold_lock(path: str) -> None:

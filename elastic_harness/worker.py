@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import io
-import json
 import os
 import pickle
 import signal
@@ -34,7 +33,7 @@ from pytorch_lightning.trainer.states import TrainerFn
 from torch.distributed import TCPStore
 
 from elastic_harness import exception_report, loops, zygote
-from elastic_harness.checkpoint import files, node_memory
+from elastic_harness.checkpoint import election
 from elastic_harness.checkpoint.boundary import Boundary
 from elastic_harness.checkpoint.callback import ElasticCheckpoint
 from elastic_harness.loops import Next
@@ -46,7 +45,6 @@ from elastic_harness.messages import (
     Phase,
     Progress,
     Resumed,
-    Saved,
 )
 from elastic_harness.process_state import ProcessState
 from elastic_harness.rescue import RescueThread
@@ -163,15 +161,14 @@ def _run(
     bound = signature(function).bind(*args, **kwargs)
     path = None
     if trainer.state.fn == TrainerFn.FITTING:
-        path, step = _choose_resume_point(assignment, store)
+        path, step = election.elect(assignment, store, trainer.strategy.root_device)
         if path is not None:
             bound.arguments["ckpt_path"] = path
-            if path != assignment.resume_from:
-                # Written by this run, hyperparameters of any type included.
-                bound.arguments["weights_only"] = False
+            if step >= 0:
+                bound.arguments["weights_only"] = True
         if assignment.generation > 0:
-            _purge_from(trainer, step)
-        _set_boundaries(trainer, progress, send, rescuer)
+            _purge_from(trainer, max(step, 0))
+        _set_boundaries(trainer, assignment, progress, send, rescuer)
     callbacks.insert(0, _Reporter(progress, path, send if assignment.rank == 0 else _drop))
     results = function(*bound.args, **bound.kwargs)
     # On every rank, since the state of a metric may take a collective.
@@ -180,14 +177,19 @@ def _run(
 
 
 def _set_boundaries(
-    trainer: pl.Trainer, progress: Progress, send: Callable[[Message], None], rescuer: RescueThread
+    trainer: pl.Trainer,
+    assignment: Assignment,
+    progress: Progress,
+    send: Callable[[Message], None],
+    rescuer: RescueThread,
 ) -> None:
     """Have what a boundary is for happen at each."""
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
     (checkpoint,) = (callback for callback in callbacks if isinstance(callback, ElasticCheckpoint))
-    checkpoint.on_saved = lambda path, step: send(Saved(str(path), step))
     boundary = Boundary(trainer) if checkpoint.rescue else None
     rescuer.boundary = trainer.strategy.boundary = boundary  # type: ignore[attr-defined]
+    assert assignment.node_memory is not None
+    memory = Path(assignment.node_memory)
 
     def on_boundary(following: Next) -> None:
         kinds = checkpoint.due(trainer, following)
@@ -196,7 +198,7 @@ def _set_boundaries(
         progress.step = trainer.global_step
         if kinds and trainer.is_global_zero:
             state = boundary.state() if boundary else trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
-            checkpoint.write(state, kinds, trainer.global_step)
+            send(checkpoint.capture(state, kinds, memory))
 
     loops.install(trainer, on_boundary)
 
@@ -230,22 +232,6 @@ def _take_out_of_the_path(trainer: pl.Trainer) -> list[Callback]:
     trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
     return callbacks
-
-
-def _choose_resume_point(assignment: Assignment, store: TCPStore) -> tuple[str | None, int]:
-    """The checkpoint all ranks start from, chosen by rank 0, and the run's own optimizer steps in it."""
-    key = "resume_point"
-    if assignment.rank == 0:
-        folder = Path(assignment.checkpoint_dir)
-        files.sweep_partial(folder)
-        newest = files.newest(folder)
-        choice = (str(newest), files.step_of(newest)) if newest else (assignment.resume_from, 0)
-        for rescued in node_memory.newest_first(Path(assignment.node_memory))[:1]:
-            if newest is None or node_memory.step_of(rescued) > files.step_of(newest):
-                choice = (str(rescued), node_memory.step_of(rescued))
-        store.set(key, json.dumps(choice))
-    path, step = json.loads(store.get(key))
-    return path, step
 
 
 def _purge_from(trainer: pl.Trainer, step: int) -> None:

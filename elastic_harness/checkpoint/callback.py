@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,10 @@ import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.trainer.states import TrainerFn
 
-from elastic_harness.checkpoint import files
+from elastic_harness.checkpoint import files, plain_state
+from elastic_harness.checkpoint.files import CheckpointFolder
+from elastic_harness.checkpoint.node_memory import state_path, write_state
+from elastic_harness.checkpoint.writer import Capture
 from elastic_harness.config import CheckpointConfig, ObjectiveConfig
 from elastic_harness.config.spelling import unknown
 from elastic_harness.errors import ConfigError
@@ -34,18 +36,17 @@ class ElasticCheckpoint(Checkpoint):
 
     Attributes:
         metrics: the Trainer's callback metrics at the last save.
-        on_saved: called on rank 0 with path and step when a file is safe under its final name.
     """
 
-    def __init__(self, folder: Path, config: CheckpointConfig, objective: ObjectiveConfig) -> None:
+    def __init__(self, folder: CheckpointFolder, config: CheckpointConfig, objective: ObjectiveConfig) -> None:
         self._folder = folder
         self._config = config
         self._objective = objective
         self._scores: dict[str, float] = {}
-        self._saved_step = -1
+        self._saved_step = 0
         self._validated = False
+        self._loads_again = False
         self.metrics: dict[str, float] = {}
-        self.on_saved: Callable[[Path, int], None] | None = None
 
     @property
     def rescue(self) -> bool:
@@ -56,7 +57,7 @@ class ElasticCheckpoint(Checkpoint):
     def best_model_path(self) -> str:
         """Path of the checkpoint with the best objective; empty if there is none."""
         best = self._ranked()
-        return str(self._folder / best[0]) if best else ""
+        return self._folder.path(best[0]) if best else ""
 
     @property
     def best_model_score(self) -> float | None:
@@ -65,11 +66,17 @@ class ElasticCheckpoint(Checkpoint):
         return self._scores[best[0]] if best else None
 
     def state_dict(self) -> dict[str, Any]:
-        return {"scores": dict(self._scores), "metrics": dict(self.metrics), "validated": self._validated}
+        return {
+            "scores": dict(self._scores),
+            "metrics": dict(self.metrics),
+            "saved_step": self._saved_step,
+            "validated": self._validated,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._scores = dict(state_dict["scores"])
         self.metrics = dict(state_dict["metrics"])
+        self._saved_step = state_dict["saved_step"]
         self._validated = state_dict["validated"]
 
     def on_save_checkpoint(
@@ -78,9 +85,6 @@ class ElasticCheckpoint(Checkpoint):
         state = getattr(trainer.strategy, "harness_state", None)
         if state is not None:
             checkpoint[CHECKPOINT_KEY] = state()
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._saved_step = trainer.global_step
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._validated = trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
@@ -100,14 +104,15 @@ class ElasticCheckpoint(Checkpoint):
             self.metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
         return kinds
 
-    def write(self, state: dict[str, Any], kinds: list[files.Kind], step: int) -> None:
-        """Write the checkpoints that are due, and remove those that are not to be kept."""
-        for kind in kinds:
-            path = files.path_for(self._folder, kind, step)
-            files.write(state, path)
-            if self.on_saved is not None:
-                self.on_saved(path, step)
-        self._prune()
+    def capture(self, state: dict[str, Any], kinds: list[files.Kind], memory: Path) -> Capture:
+        """Put a state that is due into the node's memory, from where the agent writes it."""
+        state = plain_state.converted(state)
+        if not self._loads_again:  # which is known for all of them once it is for one
+            plain_state.refuse_what_does_not_load(state)
+            self._loads_again = True
+        path = state_path(memory, state["global_step"])
+        write_state(state, path)
+        return Capture(str(path), state["global_step"], state["epoch"], tuple(kinds), tuple(self._scores))
 
     def _require_objective(self, trainer: pl.Trainer) -> None:
         metric, logged = self._objective.metric, trainer.callback_metrics
@@ -131,7 +136,7 @@ class ElasticCheckpoint(Checkpoint):
             score = trainer.strategy.broadcast(score)
         if math.isnan(score):
             return False
-        name = files.path_for(self._folder, "best", trainer.global_step).name
+        name = files.name_of("best", trainer.global_step)
         self._scores[name] = score
         kept = self._ranked()[: self._config.keep_best]
         self._scores = {key: self._scores[key] for key in kept}
@@ -140,8 +145,3 @@ class ElasticCheckpoint(Checkpoint):
     def _ranked(self) -> list[str]:
         sign = -1.0 if self._objective.direction == "max" else 1.0
         return sorted(self._scores, key=lambda name: (sign * self._scores[name], name))
-
-    def _prune(self) -> None:
-        steps = files.list_checkpoints(self._folder, "step")
-        files.prune(self._folder, "step", steps[-self._config.keep_last :])
-        files.prune(self._folder, "best", [self._folder / name for name in self._scores])

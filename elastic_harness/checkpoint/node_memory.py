@@ -9,47 +9,67 @@ from pathlib import Path
 from typing import Any
 
 _SHARED_MEMORY = Path("/dev/shm")
-_PREFIX = "rescue_"
+_PREFIX = "state_"
+# Weights, two moments of Adam, and as much again for what else there is; the newest of these, and one being written.
+_STATES = 2 * 4
 
 
 class NodeMemory:
-    """Where the states of interrupted workers are kept until the next generation, or a checkpoint, has taken over.
+    """Where states are until they are written, or taken over by the next generation; made at once.
 
     The name of the folder follows from the run folder, so that the states outlive the agent, too.
 
     Args:
-        run_folder: the run's folder; it takes the states where there is no ``/dev/shm``.
+        run_folder: the run's folder; it takes the states where ``/dev/shm`` is missing or small.
+        weights: bytes of the module's parameters.
     """
 
-    def __init__(self, run_folder: Path) -> None:
+    def __init__(self, run_folder: Path, weights: int) -> None:
         digest = hashlib.sha256(str(run_folder.resolve()).encode()).hexdigest()[:16]
-        shared = os.access(_SHARED_MEMORY, os.W_OK)
-        self.path = (
-            _SHARED_MEMORY / f"elastic-harness-{os.getuid()}-{digest}" if shared else run_folder / ".node_memory"
-        )
+        self.path = _SHARED_MEMORY / f"elastic-harness-{os.getuid()}-{digest}"
+        if not self._made() or shutil.disk_usage(_SHARED_MEMORY).free < _STATES * weights:
+            self.drop()
+            self.path = run_folder / ".node_memory"
+            self.path.mkdir(mode=0o700, exist_ok=True)
 
-    def make(self) -> None:
-        """Make the folder, for nobody else to read."""
-        self.path.mkdir(mode=0o700, exist_ok=True)
-        if self.path.stat().st_uid != os.getuid():
-            raise PermissionError(f"{self.path} belongs to another user")
+    def _made(self) -> bool:
+        """Whether there is a folder in shared memory that belongs to this user, who alone may read it."""
+        try:
+            self.path.mkdir(mode=0o700, exist_ok=True)
+            return self.path.stat().st_uid == os.getuid()
+        except OSError:
+            return False
 
     def path_for(self, step: int) -> Path:
-        """Where a state after ``step`` optimizer steps goes."""
-        return self.path / f"{_PREFIX}{step:08d}.ckpt"
+        """Where a state goes."""
+        return state_path(self.path, step)
 
-    def drop(self, step: int | None = None) -> None:
-        """Remove what is superseded.
+    def newest(self) -> Path | None:
+        """The state with the most steps."""
+        return max(self._states(), key=step_of, default=None)
 
-        Args:
-            step: a state of this many steps is safe elsewhere; None removes everything.
-        """
-        if step is None:
-            shutil.rmtree(self.path, ignore_errors=True)
-            return
-        for path in newest_first(self.path):
-            if step_of(path) <= step:
+    def drop_before(self, step: int) -> None:
+        """Remove the states with fewer steps, and what an interrupted write left."""
+        for path in self._states():
+            if step_of(path) < step:
                 path.unlink(missing_ok=True)
+
+    def clear(self) -> None:
+        """Remove the states."""
+        for path in self._states():
+            path.unlink(missing_ok=True)
+
+    def drop(self) -> None:
+        """Remove the folder with all that is in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def _states(self) -> list[Path]:
+        return list(self.path.glob(f"{_PREFIX}*.ckpt"))
+
+
+def state_path(folder: Path, step: int) -> Path:
+    """Where a state after ``step`` optimizer steps goes in a node's memory."""
+    return folder / f"{_PREFIX}{step:08d}.ckpt"
 
 
 def write_state(state: dict[str, Any], path: Path) -> None:
@@ -65,11 +85,6 @@ def write_state(state: dict[str, Any], path: Path) -> None:
     finally:
         torch.serialization.set_crc32_options(checked)
     temporary.rename(path)
-
-
-def newest_first(folder: Path) -> list[Path]:
-    """The states in a node's memory, those with the most steps first."""
-    return sorted(folder.glob(f"{_PREFIX}*.ckpt"), key=step_of, reverse=True)
 
 
 def step_of(path: Path) -> int:

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from elastic_harness.config.annotations import fits, spelt
 from elastic_harness.config.resolving import ABSENT, dotted_keys, plain_values
-from elastic_harness.config.rules import broken_rules, lost_header, mapping_rules, range_hint
+from elastic_harness.config.rules import RESUME_WORDS, broken_rules, lost_header, mapping_rules, range_hint
 from elastic_harness.config.spelling import shown, unknown
 from elastic_harness.errors import ConfigError
 
@@ -79,9 +79,11 @@ class RestartConfig:
 
 @dataclass
 class CheckpointConfig:
-    """When checkpoints are written and which are kept.
+    """When checkpoints are written, where, and which are kept.
 
     Args:
+        dir: a folder or any URL of fsspec's, such as ``s3://bucket/checkpoints``; the run has a folder of its own below
+            it. null is ``checkpoints`` in the run folder.
         every_n_steps: optimizer steps between two checkpoints; 0 writes only the last one.
         keep_last: newest checkpoints to keep.
         keep_best: checkpoints with the best ``objective`` to keep.
@@ -89,6 +91,7 @@ class CheckpointConfig:
             a step, and ``on_save_checkpoint`` is called at the end of every step.
     """
 
+    dir: str | None = None
     every_n_steps: int = 50
     keep_last: int = 2
     keep_best: int = 1
@@ -192,7 +195,7 @@ def parse(cfg: DictConfig, run_dir: str, experiment: str | None) -> RunConfig:
     problems += broken_rules(run, bad)
     if problems:
         raise ConfigError(problems)
-    if run.resume not in ("auto", "never"):
+    if run.resume not in RESUME_WORDS:
         run.resume = str(Path(run.resume).absolute())
     return run
 

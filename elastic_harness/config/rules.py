@@ -84,6 +84,9 @@ _ONE_KEY: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
     ),
 )
 
+RESUME_WORDS = ("auto", "never", "force")
+"""Values of ``resume`` that are not the path of a checkpoint."""
+
 TRAINER_KEYS_OF_THE_HARNESS = {
     "devices": "use elastic.nproc_per_node",
     "num_nodes": "use elastic.min_nodes and elastic.max_nodes",
@@ -113,6 +116,7 @@ def broken_rules(run: RunConfig, bad: set[str]) -> Iterator[str]:
     yield from _nproc_rule(run, bad)
     yield from _world_rule(run, bad)
     yield from _resume_rule(run, bad)
+    yield from _checkpoint_dir_rule(run, bad)
     for key in sorted(TRAINER_KEYS_OF_THE_HARNESS.keys() & run.trainer.keys()):
         yield f"trainer.{key}={shown(run.trainer[key])} is set by the harness: {TRAINER_KEYS_OF_THE_HARNESS[key]}."
 
@@ -166,13 +170,33 @@ def world_problems(logical_world_size: int | None, nproc_per_node: int, max_node
 
 
 def _resume_rule(run: RunConfig, bad: set[str]) -> Iterator[str]:
-    if "resume" in bad or run.resume in ("auto", "never") or Path(run.resume).is_file():
+    if "resume" in bad or run.resume in RESUME_WORDS or Path(run.resume).is_file():
         return
     yield (
-        f"resume={run.resume} must be auto, never, or the path of a checkpoint, and there is no such file: "
+        f"resume={run.resume} must be auto, never, force, or the path of a checkpoint, and there is no such file: "
         "correct the path (a name with `=`, `,` or a space needs both quotes: 'resume=\"a=1.ckpt\"'), "
         "or use resume=never to start over."
     )
+
+
+def _checkpoint_dir_rule(run: RunConfig, bad: set[str]) -> Iterator[str]:
+    folder = run.checkpoint.dir
+    if "checkpoint.dir" in bad or folder is None:
+        return
+    if not folder:
+        yield "checkpoint.dir='' must be a folder or a URL: null is the folder `checkpoints` in the run folder."
+    elif "://" in folder and not folder.startswith("file://"):
+        import fsspec  # here, since few runs need it
+
+        protocol = folder.partition("://")[0].partition("::")[0]
+        try:
+            fsspec.get_filesystem_class(protocol)
+        except (ValueError, ImportError) as error:
+            extra = " (elastic-harness[s3] has it)" if protocol in ("s3", "s3a") else ""
+            yield (
+                f"checkpoint.dir={folder} must be a folder or a URL that can be used here, and fsspec says of "
+                f"{protocol}://: {str(error).rstrip('.')}{extra}. Install what is missing, or choose another place."
+            )
 
 
 def mapping_rules(values: Mapping[str, Any], bad: set[str]) -> Iterator[str]:

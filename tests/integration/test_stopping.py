@@ -72,7 +72,7 @@ def test_run_when_agent_is_killed_outright_then_no_process_is_left_and_the_run_r
     run.process.wait()
     _, left = psutil.wait_procs(family, timeout=10)
     assert left == []
-    again = start(*LONG)
+    again = start(*LONG, *LOADERS)
     again.finish()
     assert again.events("resumed")[0]["step"] >= 40
 

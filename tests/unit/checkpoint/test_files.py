@@ -1,69 +1,394 @@
+"""Checkpoint files: whole or not at all, and never trusted further than their manifests."""
+
 from __future__ import annotations
 
+import errno
+import hashlib
+import json
 import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from elastic_harness.checkpoint import files
+from elastic_harness.checkpoint.files import CheckpointFolder
+from elastic_harness.checkpoint.manifest import Facts
+from elastic_harness.checkpoint.start import prepare
+from elastic_harness.errors import CheckpointError, ConfigError, FencedError
+
+STATE = {"weights": torch.arange(2000.0), "name": "a"}
 
 
-def test_names_when_made_then_need_no_quoting_and_can_be_read_back_h01(tmp_path: Path) -> None:
-    path = files.path_for(tmp_path, "step", 120)
-    assert path.name == "step_00000120.ckpt"
-    assert files.step_of(path) == 120
-    assert not set("=, ()[]") & set(path.name)
+def write(folder: CheckpointFolder, *steps: int, kind: files.Kind = "step") -> None:
+    for step in steps:
+        folder.write({**STATE, "step": step}, kind, Facts(step))
+
+
+def entries(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def newest_step(folder: CheckpointFolder) -> int | None:
+    found, _ = folder.newest_valid()
+    return found.manifest.step if found else None
+
+
+def test_names_when_made_then_need_no_quoting_and_can_be_read_back_h01() -> None:
+    name = files.name_of("step", 120)
+    assert name == "step_00000120.ckpt"
+    assert files.step_of(name) == files.step_of(f"s3://bucket/{name}") == 120
+    assert not set("=, ()[]") & set(name)
     with pytest.raises(ValueError, match="not the name of a checkpoint"):
-        files.step_of(tmp_path / "epoch=3-step=40.ckpt")
+        files.step_of("epoch=3-step=40.ckpt")
 
 
 def test_newest_when_there_are_several_then_goes_by_step_not_by_time_or_kind(tmp_path: Path) -> None:
-    assert files.newest(tmp_path / "absent") is None
-    assert files.newest(tmp_path) is None
-    for kind, step in (("step", 200), ("best", 120), ("step", 100)):
-        files.path_for(tmp_path, kind, step).touch()  # type: ignore[arg-type]
-    (tmp_path / "last.ckpt").touch()
-    os.utime(tmp_path / "step_00000100.ckpt")
-    assert files.newest(tmp_path) == tmp_path / "step_00000200.ckpt"
-    files.path_for(tmp_path, "best", 240).touch()
-    assert files.newest(tmp_path) == tmp_path / "best_00000240.ckpt"
-    files.path_for(tmp_path, "step", 100_000_000).touch()
-    assert files.newest(tmp_path) == tmp_path / "step_100000000.ckpt"
+    folder = CheckpointFolder(tmp_path / "new" / "folder")
+    assert folder.newest_valid() == (None, [])
+    assert folder.newest_manifest() is None
+    write(folder, 200, 100)
+    write(folder, 120, kind="best")
+    assert newest_step(folder) == 200
+    write(folder, 240, kind="best")
+    assert folder.names()[-1] == "best_00000240.ckpt"
+    write(folder, 100_000_000, 99_999_999)
+    assert newest_step(folder) == 100_000_000
+    manifest = folder.newest_manifest()
+    assert manifest is not None
+    assert manifest.step == 100_000_000
 
 
-def test_write_when_it_fails_then_the_file_under_the_final_name_is_the_old_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_write_when_done_then_the_manifest_says_what_the_file_is(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    facts = Facts(step=3, epoch=1, generation=7, fingerprint={"seed": 42})
+    written = folder.write(STATE, "step", facts)
+    content = Path(written.path).read_bytes()
+    manifest = json.loads((tmp_path / "step_00000003.json").read_text())
+    assert manifest == {
+        **vars(facts),
+        "size": len(content),
+        "sha256": hashlib.sha256(content).hexdigest(),
+    }
+    assert entries(tmp_path) == ["step_00000003.ckpt", "step_00000003.json"]
+    assert torch.load(written.path, weights_only=True)["name"] == "a"
+    assert folder.newest_valid() == (written, [])
+
+
+def test_write_when_given_a_finished_file_then_it_is_copied(tmp_path: Path) -> None:
+    finished = tmp_path / "copy"
+    torch.save(STATE, finished)
+    written = CheckpointFolder(tmp_path / "checkpoints").write(finished, "step", Facts(1))
+    assert Path(written.path).read_bytes() == finished.read_bytes()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(where=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), cut=st.booleans())
+def test_newest_valid_when_a_byte_differs_or_the_end_is_missing_then_the_one_before_is_used_c04(
+    tmp_path_factory: pytest.TempPathFactory, where: float, bit: int, cut: bool
 ) -> None:
-    path = files.path_for(tmp_path, "step", 1)
-    files.write({"step": 1}, path)
+    path = tmp_path_factory.mktemp("damaged")
+    folder = CheckpointFolder(path)
+    write(folder, 1, 2)
+    newest = path / "step_00000002.ckpt"
+    content = bytearray(newest.read_bytes())
+    offset = int(where * len(content))
+    if cut:
+        del content[offset:]
+    else:
+        content[offset] ^= 1 << bit
+    newest.write_bytes(content)
+    found, (damaged,) = folder.newest_valid()
+    assert found is not None
+    assert found.manifest.step == 1
+    assert damaged.path == str(newest)
+    assert Path(damaged.moved_to).read_bytes() == content
+    assert ("bytes" if cut else "sha256") in damaged.reason
+    assert folder.newest_valid() == (found, [])
 
-    def full(checkpoint: object, file: object) -> None:
-        file.write(b"half")  # type: ignore[attr-defined]
-        raise OSError("No space left on device")
 
-    monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(OSError, match="No space"):
-        files.write({"step": 2}, path)
+@pytest.mark.parametrize(
+    ("content", "reason"), [(None, "missing"), (b"{garb", "damaged"), (b"[]", "damaged"), (b"\xff", "damaged")]
+)
+def test_newest_valid_when_the_manifest_is_no_good_then_neither_is_the_checkpoint(
+    tmp_path: Path, content: bytes | None, reason: str
+) -> None:
+    folder = CheckpointFolder(tmp_path)
+    write(folder, 1, 2)
+    manifest = tmp_path / "step_00000002.json"
+    manifest.unlink() if content is None else manifest.write_bytes(content)
+    found, (damaged,) = folder.newest_valid()
+    assert found is not None
+    assert found.manifest.step == 1
+    assert damaged.reason == f"its manifest is {reason}"
+
+
+def test_newest_valid_when_none_is_whole_then_it_says_so_every_time_and_names_them_c04(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    write(folder, 1, 2)
+    for step in (1, 2):
+        (tmp_path / files.name_of("step", step)).write_bytes(b"")
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"step_00000001\.ckpt\.damaged.*resume=never"):
+            folder.newest_valid()
+    folder.set_aside()
+    assert folder.newest_valid() == (None, [])
+    assert len(entries(tmp_path / "superseded_0")) == 4
+
+
+def test_newest_valid_when_a_name_is_damaged_twice_then_both_are_kept(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    write(folder, 1)
+    for content in (b"first", b"second"):
+        write(folder, 2)
+        (tmp_path / "step_00000002.ckpt").write_bytes(content)
+        assert newest_step(folder) == 1
+    assert (tmp_path / "step_00000002.ckpt.damaged").read_bytes() == b"first"
+    assert (tmp_path / "step_00000002.ckpt.damaged_1").read_bytes() == b"second"
+
+
+def test_write_when_its_name_is_there_then_a_whole_one_stays_and_a_damaged_one_is_set_aside(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    write(folder, 1)
+    before = (tmp_path / "step_00000001.ckpt").read_bytes()
+    folder.write({"other": 1}, "step", Facts(1))
+    assert (tmp_path / "step_00000001.ckpt").read_bytes() == before
+    (tmp_path / "step_00000001.ckpt").write_bytes(b"damaged")
+    folder.write({"other": 1}, "step", Facts(1))
+    assert torch.load(tmp_path / "step_00000001.ckpt", weights_only=True) == {"other": 1}
+    assert (tmp_path / "step_00000001.ckpt.damaged").read_bytes() == b"damaged"
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_write_when_the_disk_fails_then_nothing_is_left_and_the_old_ones_stay_c06(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    folder = CheckpointFolder(tmp_path)
+    write(folder, 1)
+    before = entries(tmp_path)
+
+    def fail(handle: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(CheckpointError, match=f"step_00000002.*{os.strerror(number)}") as raised:
+        write(folder, 2)
     monkeypatch.undo()
-    assert torch.load(path, weights_only=True) == {"step": 1}
-    files.sweep_partial(tmp_path)
-    assert list(tmp_path.iterdir()) == [path]
+    assert raised.value.permanent is (number == errno.ENOSPC)
+    assert entries(tmp_path) == before
+    assert newest_step(folder) == 1
 
 
-def test_write_when_target_is_on_another_file_system_then_the_temporary_file_lies_beside_it(
+def test_write_when_there_is_no_room_then_needed_and_free_bytes_are_named_c06(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TMPDIR", "/nowhere")
-    folder = tmp_path / "new" / "folder"
-    files.write({"step": 1}, files.path_for(folder, "step", 1))
-    assert [path.name for path in folder.iterdir()] == ["step_00000001.ckpt"]
+    folder = CheckpointFolder(tmp_path)
+    monkeypatch.setattr(folder.storage, "free_bytes", lambda: 7_999)
+    with pytest.raises(CheckpointError, match="7,999 bytes free, and the next checkpoint needs 8,000") as raised:
+        write(folder, 1)
+    assert raised.value.permanent
+    assert entries(tmp_path) == []
+
+
+def test_write_when_another_generation_has_taken_over_then_nothing_is_put_in_place(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    write(folder, 1)
+    before = entries(tmp_path)
+    asked: list[list[str]] = []
+
+    def still_current() -> bool:
+        asked.append(entries(tmp_path))
+        return False
+
+    with pytest.raises(FencedError, match="generation 3"):
+        folder.write(STATE, "step", Facts(2, generation=3), still_current)
+    assert entries(tmp_path) == before
+    (at_that_moment,) = asked
+    assert len(at_that_moment) == len(before) + 1  # all but the rename was done
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from elastic_harness.checkpoint.files import CheckpointFolder
+from elastic_harness.checkpoint.manifest import Facts
+folder = CheckpointFolder(sys.argv[1])
+step = int(sys.argv[3])
+while True:
+    step += 1
+    folder.write(Path(sys.argv[2]), "step", Facts(step))
+    folder.prune("step", folder.names("step")[-1:])
+    print(step, flush=True)
+"""
+
+
+def test_write_when_killed_at_any_moment_then_a_whole_one_as_new_as_reported_is_there_c03(tmp_path: Path) -> None:
+    source, path = tmp_path / "source", tmp_path / "checkpoints"
+    source.write_bytes(os.urandom(3_000_000))
+    folder = CheckpointFolder(path)
+    step, moments = 0, random.Random(3)
+    for _ in range(12):
+        writer = subprocess.Popen(
+            [sys.executable, "-c", WRITER, path, source, str(step)], stdout=subprocess.PIPE, text=True
+        )
+        assert writer.stdout is not None
+        reported = int(writer.stdout.readline())
+        for _ in range(moments.randrange(3000)):  # looking takes a few microseconds; a write some milliseconds
+            entries(path)
+        writer.send_signal(signal.SIGKILL)
+        reported = max([reported, *map(int, writer.stdout.read().split())])
+        writer.wait()
+        writer.stdout.close()
+        prepare(folder)
+        found, damaged = folder.newest_valid()
+        assert found is not None
+        assert damaged == []
+        step = found.manifest.step
+        assert step in (reported, reported + 1)
+        names = [entry for entry in entries(path) if not entry.startswith("step_")]
+        assert names == []
+        assert len(entries(path)) <= 4
+
+
+def test_prepare_when_a_write_was_cut_short_then_its_leftovers_go_and_nothing_else_c03(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    write(folder, 1)
+    (tmp_path / ".step_00000002.ckpt.0123abcd.partial").write_bytes(b"half")
+    (tmp_path / "step_00000002.json").write_bytes(b"{}")
+    for name in ("hparams.json", "my.ckpt", "step_1.json", ".precious.partial"):
+        (tmp_path / name).touch()
+    prepare(folder)
+    kept = [".precious.partial", "hparams.json", "my.ckpt", "step_00000001.ckpt", "step_00000001.json", "step_1.json"]
+    assert entries(tmp_path) == kept
+
+
+def test_prepare_when_another_process_is_writing_then_its_files_stay(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+
+    def other_starts() -> bool:
+        (tmp_path / "step_00000001.json").touch()  # the moment between manifest and checkpoint
+        prepare(CheckpointFolder(tmp_path))
+        return True
+
+    folder.write(STATE, "step", Facts(1), other_starts)
+    assert entries(tmp_path) == ["step_00000001.ckpt", "step_00000001.json"]
+    assert newest_step(folder) == 1
+
+
+def test_prepare_when_there_is_no_room_for_another_one_then_it_says_so_c06(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = CheckpointFolder(tmp_path)
+    write(folder, 1)
+    size = (tmp_path / "step_00000001.ckpt").stat().st_size
+    monkeypatch.setattr(folder.storage, "free_bytes", lambda: size - 1)
+    with pytest.raises(ConfigError, match=f"{size - 1:,} bytes free, and the next checkpoint needs {size:,}"):
+        prepare(folder)
 
 
 def test_prune_when_called_then_removes_only_its_kind(tmp_path: Path) -> None:
-    for step in (1, 2, 3):
-        files.path_for(tmp_path, "step", step).touch()
-        files.path_for(tmp_path, "best", step).touch()
-    files.prune(tmp_path, "step", [files.path_for(tmp_path, "step", 3)])
-    assert [path.name for path in files.list_checkpoints(tmp_path, "step")] == ["step_00000003.ckpt"]
-    assert len(files.list_checkpoints(tmp_path, "best")) == 3
+    folder = CheckpointFolder(tmp_path)
+    for kind in ("step", "best"):
+        write(folder, 1, 2, 3, kind=kind)  # type: ignore[arg-type]
+    folder.prune("step", ["step_00000003.ckpt"])
+    assert folder.names("step") == ["step_00000003.ckpt"]
+    assert len(folder.names("best")) == 3
+    assert "step_00000001.json" not in entries(tmp_path)
+
+
+def test_prune_when_what_is_kept_is_damaged_then_the_last_good_one_stays(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    write(folder, 1, 2, 3)
+    (tmp_path / "step_00000003.ckpt").write_bytes(b"")
+    folder.prune("step", ["step_00000003.ckpt"])
+    assert folder.names() == ["step_00000002.ckpt", "step_00000003.ckpt"]
+    assert newest_step(folder) == 2
+
+
+def as_nobody(action: str, folder: Path) -> str:
+    """Run one method of a CheckpointFolder as the user nobody, whom root's rights do not help."""
+    code = f"""
+import os
+import elastic_harness.checkpoint.files as files
+from elastic_harness.checkpoint.manifest import Facts
+from elastic_harness.checkpoint.start import prepare
+folder = files.CheckpointFolder({str(folder)!r})
+os.setgid(65534); os.setuid(65534)
+try:
+    print({action})
+except Exception as error:
+    print(type(error).__name__, error, getattr(error, "permanent", None))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd="/")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def others_folder() -> Iterator[Path]:
+    """Root's folder, which others may read; pytest's own temporary folders are closed to them."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can act as another user")
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        write(CheckpointFolder(folder), 1)
+        yield Path(folder)
+
+
+def test_folder_when_it_is_read_only_for_this_user_then_said_before_training_and_at_a_save_c05(
+    others_folder: Path,
+) -> None:
+    before = entries(others_folder)
+    assert "ConfigError" in (said := as_nobody("prepare(folder)", others_folder))
+    assert "Permission denied" in said
+    assert "checkpoint.dir=PATH" in said
+    source = others_folder / "step_00000001.ckpt"
+    save = f"folder.write(files.Path({str(source)!r}), 'step', Facts(2))"
+    assert "CheckpointError" in (said := as_nobody(save, others_folder))
+    assert "step_00000002.ckpt cannot be written: Permission denied" in said
+    assert said.endswith("True\n")
+    assert entries(others_folder) == before
+
+
+@pytest.mark.parametrize("locked", [".", "step_00000001.ckpt", "step_00000001.json"])
+def test_newest_valid_when_it_cannot_be_read_then_that_is_an_error_and_not_an_absence(
+    others_folder: Path, locked: str
+) -> None:
+    (others_folder / locked).chmod(0)
+    said = as_nobody("folder.newest_valid()", others_folder)
+    assert "ConfigError" in said
+    assert "cannot be read (Permission denied)" in said
+
+
+def test_write_when_a_small_file_system_is_full_then_the_old_one_stays_c06(tmp_path: Path) -> None:
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("needs the right to mount a tmpfs")
+    try:
+        folder = CheckpointFolder(tmp_path)
+        big = {"weights": torch.zeros(150_000)}
+        folder.write(big, "step", Facts(1))
+        with pytest.raises(CheckpointError, match=r"bytes free, and the next checkpoint needs 600,000"):
+            folder.write(big, "step", Facts(2))
+        with pytest.raises(CheckpointError, match="No space left on device") as raised:
+            _without_check(folder, big)
+        assert raised.value.permanent
+        assert entries(tmp_path) == ["step_00000001.ckpt", "step_00000001.json"]
+        assert newest_step(folder) == 1
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def _without_check(folder: CheckpointFolder, state: dict[str, Any]) -> None:
+    """Write as if the disk had filled up after the space was checked."""
+    folder.check_space = lambda need: None  # type: ignore[method-assign]
+    folder.write(state, "step", Facts(2))

@@ -55,7 +55,7 @@ def test_options_when_listed_then_no_knob_was_added_or_lost() -> None:
         ],
         "rendezvous": ["backend", "local_addr"],
         "restart": ["policy", "max_restarts"],
-        "checkpoint": ["every_n_steps", "keep_last", "keep_best"],
+        "checkpoint": ["dir", "every_n_steps", "keep_last", "keep_best"],
     }
 
 

@@ -1,0 +1,79 @@
+"""What defines a run's result, so that a checkpoint of one experiment is not taken for the state of another.
+
+Model, data, optimizer, scheduler, seed, number of logical ranks, precision, and what else of the Trainer changes an
+optimizer step. Not how long it trains, what is logged, or where it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import PurePath
+from typing import Any
+
+from elastic_harness.config.spelling import shown
+from elastic_harness.errors import ConfigError
+
+_GROUPS = ("model", "data", "optimizer", "scheduler")
+_KEYS = (
+    "seed",
+    "elastic.logical_world_size",
+    "trainer.precision",
+    "trainer.gradient_clip_val",
+    "trainer.gradient_clip_algorithm",
+    "trainer.accumulate_grad_batches",
+)
+# How fast the data come, not which.
+_SPEED = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor")
+
+
+def fingerprint_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a run's ``config.yaml`` that define its result, by dotted key.
+
+    An absolute path in ``data`` is where the data lie on this machine, and not among them.
+
+    Args:
+        config: content of ``config.yaml``; in a script that is the ``elastic`` group alone.
+    """
+    flat = dict(_flat(config, ""))
+    return {key: value for key, value in flat.items() if _defines(key, value)}
+
+
+def compare(recorded: Mapping[str, Any], now: Mapping[str, Any], folder: str) -> None:
+    """See that a run goes on as what it was.
+
+    Args:
+        recorded: the fingerprint of its newest checkpoint.
+        now: that of this start.
+        folder: where the checkpoint lies.
+
+    Raises:
+        ConfigError: with a line for each key that differs.
+    """
+    # Written as JSON, where a tuple is a list and a missing key is as good as null.
+    keys = sorted(key for key in {*recorded, *now} if recorded.get(key) != now.get(key))
+    if keys:
+        lines = [f"  {key}: {shown(recorded.get(key))} -> {shown(now.get(key))}" for key in keys]
+        raise ConfigError(
+            f"the run must go on as what it was, and the checkpoints in {folder} are those of another experiment:\n"
+            + "\n".join(lines)
+            + "\nPut these back, start another run with another run_id (in a script: "
+            "run_dir), start over with resume=never, or go on all the same with resume=force."
+        )
+
+
+def _defines(key: str, value: Any) -> bool:
+    group, _, name = key.partition(".")
+    if value is None:
+        return False
+    if group == "data":
+        is_path = isinstance(value, str) and PurePath(value).is_absolute()
+        return not is_path and name.rpartition(".")[2] not in _SPEED
+    return group in _GROUPS or key in _KEYS
+
+
+def _flat(node: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in node.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

@@ -1,0 +1,116 @@
+"""The states of a run as one node sees them: those in its memory, and the checkpoints that are made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from elastic_harness.checkpoint import files
+from elastic_harness.checkpoint.files import CheckpointFolder, Damaged
+from elastic_harness.checkpoint.node_memory import NodeMemory, step_of
+from elastic_harness.checkpoint.writer import BackgroundWriter, Capture, Written
+
+
+class Reachable(NamedTuple):
+    """The most advanced state that a node can reach.
+
+    Args:
+        path: what loads it; None if there is none.
+        step: the run's own optimizer steps in it; -1 if it is of another run, or there is none.
+        damaged: checkpoints that were set aside on the way to it.
+    """
+
+    path: str | None
+    step: int
+    damaged: list[Damaged]
+
+
+class RunStates:
+    """Keeps the newest states of a run, and has checkpoints made of them in the background.
+
+    Args:
+        memory: this node's.
+        checkpoints: the run's.
+        keep_last: how many of the newest checkpoints to keep.
+        fingerprint: what defines the run's result.
+        resume_from: checkpoint to start from when the run has no state of its own.
+    """
+
+    def __init__(
+        self,
+        memory: NodeMemory,
+        checkpoints: CheckpointFolder,
+        keep_last: int,
+        fingerprint: Mapping[str, Any],
+        resume_from: str | None,
+    ) -> None:
+        self.memory = memory
+        self._checkpoints = checkpoints
+        self._writer = BackgroundWriter(checkpoints, keep_last, fingerprint)
+        self._resume_from = resume_from
+
+    @property
+    def reader(self) -> Connection:
+        """Becomes readable when a checkpoint has been written, or could not be."""
+        return self._writer.reader
+
+    def reachable(self) -> Reachable:
+        """The most advanced state.
+
+        Raises:
+            ConfigError: there are checkpoints, and none can be used.
+        """
+        held = self._newer_than_checkpoints()
+        if held is not None:
+            return Reachable(str(held), step_of(held), [])
+        newest, damaged = self._checkpoints.newest_valid()
+        held = self.memory.newest()
+        if held is not None and (newest is None or step_of(held) > newest.manifest.step):
+            return Reachable(str(held), step_of(held), damaged)
+        if newest is None:
+            return Reachable(self._resume_from, -1, damaged)
+        return Reachable(newest.path, newest.manifest.step, damaged)
+
+    def submit(self, capture: Capture, generation: int) -> None:
+        """Have a checkpoint made of a state in the memory."""
+        self._writer.submit(capture, generation)
+
+    def written(self) -> list[Written]:
+        """The checkpoints that have been written since the last call.
+
+        Raises:
+            CheckpointError: one could not be written.
+        """
+        written = self._writer.ended()
+        if written:
+            self.memory.drop_before(max(each.step for each in written))
+        return written
+
+    def finish_writing(self) -> list[Written]:
+        """Wait for what is being written; otherwise as ``written``."""
+        self._writer.finish()
+        return self.written()
+
+    def keep_newest(self, epoch: int, generation: int) -> list[Written]:
+        """Make a checkpoint of the newest state, if there is none of it yet, and free the memory.
+
+        Args:
+            epoch: epochs finished in it.
+            generation: the worker group that it is of.
+
+        Raises:
+            CheckpointError: it cannot be written, and stays in the memory.
+        """
+        written = self.finish_writing()
+        newest = self._newer_than_checkpoints()
+        if newest is not None:
+            self.submit(Capture(str(newest), step_of(newest), epoch, ("step",), None), generation)
+            written += self.finish_writing()
+        self.memory.drop()
+        return written
+
+    def _newer_than_checkpoints(self) -> Path | None:
+        held, names = self.memory.newest(), self._checkpoints.names()
+        return held if held is not None and (not names or step_of(held) > files.step_of(names[-1])) else None

@@ -1,0 +1,130 @@
+"""Writes checkpoints from a node's memory in the background, while the workers train on."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from elastic_harness.checkpoint.files import CheckpointFolder, Kind
+from elastic_harness.checkpoint.manifest import Facts
+from elastic_harness.errors import CheckpointError, FencedError
+
+
+class Capture(NamedTuple):
+    """A state in the node's memory, to be written.
+
+    Args:
+        path: the file.
+        step: optimizer steps in it.
+        epoch: epochs finished.
+        kinds: what it is kept for.
+        best: names of the checkpoints to keep for their objective; None keeps all there are.
+    """
+
+    path: str
+    step: int
+    epoch: int
+    kinds: tuple[Kind, ...]
+    best: tuple[str, ...] | None
+
+
+class Written(NamedTuple):
+    """A checkpoint that is safe under its final name."""
+
+    path: str
+    step: int
+
+
+class BackgroundWriter:
+    """One thread of the agent, so that a copy that waits to be written survives the worker that made it.
+
+    One write is under way at a time, and one state waits for it; a later one takes its place, unless it is one of the
+    best.
+
+    Args:
+        folder: where the checkpoints go.
+        keep_last: how many of the newest to keep.
+        fingerprint: what defines the run's result.
+        still_current: whether this node may write.
+
+    Attributes:
+        reader: becomes readable when a write has ended.
+    """
+
+    def __init__(
+        self,
+        folder: CheckpointFolder,
+        keep_last: int,
+        fingerprint: Mapping[str, Any],
+        still_current: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self.reader, self._ended = Pipe(duplex=False)
+        self._folder = folder
+        self._keep_last = keep_last
+        self._fingerprint = fingerprint
+        self._still_current = still_current
+        self._waiting: deque[tuple[Capture, int]] = deque()
+        self._changed = threading.Condition()
+        self._busy = False
+        threading.Thread(target=self._run, name="checkpoint-writer", daemon=True).start()
+
+    def submit(self, capture: Capture, generation: int) -> None:
+        """Have a state written.
+
+        Args:
+            capture: the state.
+            generation: the worker group that it is of.
+        """
+        with self._changed:
+            if self._waiting and "best" not in self._waiting[-1][0].kinds:
+                self._waiting.pop()
+            self._waiting.append((capture, generation))
+            self._changed.notify_all()
+
+    def ended(self) -> list[Written]:
+        """What has been written since the last call.
+
+        Raises:
+            CheckpointError: a checkpoint could not be written.
+        """
+        written: list[Written] = []
+        while self.reader.poll():
+            outcome = self.reader.recv()
+            if isinstance(outcome, CheckpointError):
+                raise outcome
+            written.append(outcome)
+        return written
+
+    def finish(self, seconds: float | None = None) -> bool:
+        """Wait until all is written; whether that is so."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._busy and not self._waiting, seconds)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._waiting)
+                capture, generation = self._waiting.popleft()
+                self._busy = True
+            try:
+                self._write(capture, generation)
+            except FencedError:
+                continue  # another group goes on with the run
+            except CheckpointError as error:
+                self._ended.send(error)
+
+    def _write(self, capture: Capture, generation: int) -> None:
+        folder = self._folder
+        facts = Facts(capture.step, capture.epoch, generation, self._fingerprint)
+        for kind in capture.kinds:
+            written = folder.write(Path(capture.path), kind, facts, self._still_current)
+            self._ended.send(Written(written.path, capture.step))
+        folder.prune("step", folder.names("step")[-self._keep_last :])
+        if capture.best is not None:
+            folder.prune("best", capture.best)
