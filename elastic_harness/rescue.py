@@ -24,7 +24,9 @@ from typing import TYPE_CHECKING
 
 from elastic_harness.checkpoint.boundary import Boundary
 from elastic_harness.checkpoint.node_memory import write_state
+from elastic_harness.checkpoint.plain_state import converted
 from elastic_harness.messages import HandedOver, HandOver, Held, Hold, Message, Signalled
+from elastic_harness.stop_signals import STOP_SIGNALS
 
 if TYPE_CHECKING:
     from elastic_harness.local_worker import LocalWorker
@@ -60,7 +62,7 @@ class RescueThread(threading.Thread):
         while True:
             for ready in wait([self._connection, self._wakened]):
                 if ready is self._wakened:
-                    for number in self._wakened.recv(64):
+                    for number in set(self._wakened.recv(64)).intersection(STOP_SIGNALS):
                         self._send(Signalled(number))
                 else:
                     self._answer(self._connection.recv())
@@ -72,9 +74,9 @@ class RescueThread(threading.Thread):
             return
         assert boundary is not None
         try:
-            write_state(boundary.state(), Path(order.path))
-        except OSError as error:
-            self._send(HandedOver(f"{order.path} cannot be written ({error.strerror})"))
+            write_state(converted(boundary.state()), Path(order.path))
+        except (OSError, RuntimeError) as error:  # torch raises the latter on a full disk
+            self._send(HandedOver(f"{order.path} cannot be written: {error}"))
         else:
             self._send(HandedOver(None))
 

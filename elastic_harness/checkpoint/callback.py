@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ class ElasticCheckpoint(Checkpoint):
         self._config = config
         self._objective = objective
         self._scores: dict[str, float] = {}
-        self._saved_step = 0
+        self._saved_step, self._saved_at = 0, math.inf
         self._validated = False
         self._loads_again = False
         self.metrics: dict[str, float] = {}
@@ -86,6 +87,9 @@ class ElasticCheckpoint(Checkpoint):
         if state is not None:
             checkpoint[CHECKPOINT_KEY] = state()
 
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._saved_at = time.monotonic()
+
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._validated = trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
 
@@ -100,7 +104,7 @@ class ElasticCheckpoint(Checkpoint):
         if self._is_time(trainer) or (following is Next.END and trainer.global_step > self._saved_step):
             kinds.append("step")
         if kinds:
-            self._saved_step = trainer.global_step
+            self._saved_step, self._saved_at = trainer.global_step, time.monotonic()
             self.metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
         return kinds
 
@@ -123,7 +127,9 @@ class ElasticCheckpoint(Checkpoint):
             )
 
     def _is_time(self, trainer: pl.Trainer) -> bool:
-        every = self._config.every_n_steps
+        every, seconds = self._config.every_n_steps, self._config.every_seconds
+        if seconds is not None and time.monotonic() - self._saved_at >= seconds:
+            return trainer.global_step > self._saved_step
         return every > 0 and trainer.global_step // every > self._saved_step // every
 
     def _is_best(self, trainer: pl.Trainer) -> bool:

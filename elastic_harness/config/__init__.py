@@ -85,6 +85,7 @@ class CheckpointConfig:
         dir: a folder or any URL of fsspec's, such as ``s3://bucket/checkpoints``; the run has a folder of its own below
             it. null is ``checkpoints`` in the run folder.
         every_n_steps: optimizer steps between two checkpoints; 0 writes only the last one.
+        every_seconds: seconds between two checkpoints, whatever their steps; null is never.
         keep_last: newest checkpoints to keep.
         keep_best: checkpoints with the best ``objective`` to keep.
         rescue: whether an interrupted worker hands over the state of its last finished step. It costs a small copy
@@ -93,6 +94,7 @@ class CheckpointConfig:
 
     dir: str | None = None
     every_n_steps: int = 50
+    every_seconds: float | None = None
     keep_last: int = 2
     keep_best: int = 1
     rescue: bool = True

@@ -62,6 +62,7 @@ _ONE_KEY: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
     ),
     ("restart.max_restarts", _at_least(0), "must be at least 0", "0 means that nothing is restarted"),
     ("checkpoint.every_n_steps", _at_least(0), "must be at least 0", "0 writes only the last checkpoint"),
+    ("checkpoint.every_seconds", lambda value: value is None or value > 0, "must be more than 0", "null is never"),
     (
         "checkpoint.keep_last",
         _at_least(1),
