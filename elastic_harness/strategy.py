@@ -90,7 +90,7 @@ class ElasticStrategy(DDPStrategy):
         self.config_yaml: str | None = None
         self._check()
         self._resumed_loops: dict[str, Any] | None = None
-        self._resumed_sums: dict[str, Any] | None = None
+        self._resumed: dict[str, Any] = {}
         self._exact: ExactTraining | None = None
         self._limits: dict[str, float | None] = {}
 
@@ -169,7 +169,7 @@ class ElasticStrategy(DDPStrategy):
         checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
         self._resumed_loops = checkpoint.get("loops", {}).get("fit_loop")
         state = checkpoint.get(CHECKPOINT_KEY, {})
-        self._resumed_sums = state.get("accumulators")
+        self._resumed = state
         size = state.get("logical_world_size")
         if self._exact is not None and size not in (None, self._exact.logical_world_size):
             raise ConfigError(
@@ -184,7 +184,8 @@ class ElasticStrategy(DDPStrategy):
         if self._exact is None:
             return {}
         sums = accumulators.state_of(self.lightning_module.trainer)
-        return {"logical_world_size": self._exact.logical_world_size, "accumulators": sums}
+        size = self._exact.logical_world_size
+        return {"logical_world_size": size, "epoch": self._exact.epoch_state(), "accumulators": sums}
 
     def process_dataloader(self, dataloader: object) -> object:
         assert self.lightning_module is not None
@@ -204,7 +205,13 @@ class ElasticStrategy(DDPStrategy):
             self._limits[kind] = evaluation.limit_of(trainer, kind)
         limit = self._limits[kind]
         return EvaluationLoader(
-            dataloader, f"{kind}_dataloader", self._exact.seed, self.global_rank, self.world_size, limit
+            dataloader,
+            f"{kind}_dataloader",
+            self._exact.seed,
+            self.global_rank,
+            self.world_size,
+            self._exact.logical_world_size,
+            limit,
         )
 
     def on_train_start(self) -> None:
@@ -212,9 +219,21 @@ class ElasticStrategy(DDPStrategy):
         if self._exact is not None:
             assert self.lightning_module is not None
             self._exact.check_loaders()
-            if self._resumed_sums is not None:
-                accumulators.restore(self.lightning_module.trainer, self._resumed_sums)
-        self._resumed_sums = None
+            self._exact.check_resumed(self._resumed.get("epoch", {}))
+            if "accumulators" in self._resumed:
+                accumulators.restore(self.lightning_module.trainer, self._resumed["accumulators"], self._exact.hosts)
+        self._resumed = {}
+
+    def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
+        batch = super().batch_to_device(batch, device, dataloader_idx)
+        assert self.lightning_module is not None
+        if self._exact is not None and self.lightning_module.trainer.training:
+            self._exact.before_batch_start(batch)
+        return batch
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if self._exact is not None:
+            self._exact.after_batch_start(batch)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         if self._exact is None:
@@ -224,7 +243,9 @@ class ElasticStrategy(DDPStrategy):
     def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
         if self._exact is None:
             return super().backward(closure_loss, optimizer, *args, **kwargs)
-        return self._exact.backward(closure_loss, optimizer, *args, **kwargs)
+        loss = self._exact.backward(closure_loss, optimizer, *args, **kwargs)
+        self._exact.before_update()
+        return loss
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         return self._evaluate(super().validation_step, args, kwargs)
@@ -240,7 +261,7 @@ class ElasticStrategy(DDPStrategy):
         if isinstance(loop, _FitLoop):
             loop = loop.epoch_loop.val_loop
         assert isinstance(loop, ExactEvaluationLoop)
-        return loop.step(step, args, self._exact.seed)
+        return loop.step(step, args, self._exact.seed, self._exact.logical_world_size)
 
 
 class ElasticEnvironment(ClusterEnvironment):

@@ -164,7 +164,7 @@ def test_loader_when_the_dataset_is_a_subset_then_each_sample_has_its_own_noise(
 def test_loader_when_it_cannot_be_dealt_then_reason_and_way_out_are_given(loader: Any, words: str) -> None:
     for kind in (
         lambda: ElasticLoader(loader, 7, range(2), 2, lambda: 0),
-        lambda: EvaluationLoader(loader, "val_dataloader", 7, 0, 1, None),
+        lambda: EvaluationLoader(loader, "val_dataloader", 7, 0, 1, 2, None),
     ):
         with pytest.raises(ConfigError) as raised:
             kind()
@@ -203,7 +203,7 @@ def test_evaluation_when_any_number_of_workers_evaluates_then_each_batch_comes_o
     found: dict[int, list[int]] = {}
     lengths = set()
     for rank in range(world):
-        loader = EvaluationLoader(loader_of(43, shuffle=False), "val_dataloader", 7, rank, world, limit)
+        loader = EvaluationLoader(loader_of(43, shuffle=False), "val_dataloader", 7, rank, world, 12, limit)
         lengths.add(len(loader))
         for batch in loader:
             found[loader.batch_index] = [sample[0] for sample in batch[:-1]]
