@@ -219,6 +219,7 @@ class ElasticStrategy(DDPStrategy):
         if self._exact is not None:
             assert self.lightning_module is not None
             self._exact.check_loaders()
+            self._exact.keep_reload_epochs()
             self._exact.check_resumed(self._resumed.get("epoch", {}))
             if "accumulators" in self._resumed:
                 accumulators.restore(self.lightning_module.trainer, self._resumed["accumulators"], self._exact.hosts)

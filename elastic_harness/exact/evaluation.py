@@ -135,6 +135,13 @@ class ExactEvaluationLoop(_EvaluationLoop):
         self.records += recorder.records
         return output
 
+    def on_save_checkpoint(self) -> dict[str, Any]:
+        return {**super().on_save_checkpoint(), "logged": dict(self.logged)}
+
+    def on_load_checkpoint(self, state_dict: dict[str, Any]) -> None:
+        super().on_load_checkpoint(state_dict)
+        self.logged = Counter(state_dict.get("logged", {}))
+
     def on_run_start(self) -> None:
         self.records = []
         super().on_run_start()

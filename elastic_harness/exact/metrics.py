@@ -8,7 +8,6 @@ the steps is done by every worker, and counts once, as rank 0 did it.
 from __future__ import annotations
 
 import contextlib
-import copy
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
@@ -71,7 +70,7 @@ class LogicalMetric:
         self._take_outside()
         first = not dist.is_initialized() or dist.get_rank() == 0
         held = {place: state for place, state in self._states.items() if first or place != _OUTSIDE}
-        return {place: _moved(state, "cpu") for place, state in held.items()}
+        return {place: _copy(state, "cpu") for place, state in held.items()}
 
     def restore(self, states: Mapping[Place, State], is_held: Callable[[Place], bool]) -> None:
         """Put back states.
@@ -81,7 +80,7 @@ class LogicalMetric:
             is_held: whether this worker hosts a place.
         """
         held = {place: state for place, state in states.items() if place == _OUTSIDE or is_held(place)}
-        self._states = {place: _moved(state, self._metric.device) for place, state in held.items()}
+        self._states = {place: _copy(state, self._metric.device) for place, state in held.items()}
         self._load(self._states.get(_OUTSIDE))
         self._count = self._metric._update_count
 
@@ -95,7 +94,7 @@ class LogicalMetric:
 
     def _load(self, state: State | None) -> None:
         if state is None:
-            state = copy.deepcopy(_moved(self._metric._defaults, self._metric.device)) | {_COUNT: 0}
+            state = _copy(self._metric._defaults, self._metric.device) | {_COUNT: 0}
         vars(self._metric).update(state, _computed=None)
 
     def _sync(
@@ -116,7 +115,7 @@ class LogicalMetric:
         metric._is_synced = True
         if states:
             for name in metric._defaults:
-                parts = [_moved(states[place], metric.device)[name] for place in sorted(states)]
+                parts = [_copy(states[place], metric.device)[name] for place in sorted(states)]
                 setattr(metric, name, _together(parts, metric._reductions[name]))
 
     def _reset(self) -> None:
@@ -178,10 +177,10 @@ def _together(parts: list[Any], reduction: Any) -> Any:
     return torch.stack(parts) if reduction is None else reduction(torch.stack(parts))
 
 
-def _moved(state: Any, device: Any) -> Any:
-    """A state, or a part of it, on a device."""
+def _copy(state: Any, device: Any) -> Any:
+    """A state, or a part of it, on a device; updates add to the original in place."""
     if isinstance(state, dict):
-        return {name: _moved(part, device) for name, part in state.items()}
+        return {name: _copy(part, device) for name, part in state.items()}
     if isinstance(state, list):
-        return [part.to(device) for part in state]
-    return state.to(device) if isinstance(state, Tensor) else state
+        return [_copy(part, device) for part in state]
+    return state.detach().to(device, copy=True) if isinstance(state, Tensor) else state

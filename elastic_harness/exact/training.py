@@ -75,6 +75,15 @@ class ExactTraining:
         if self._module.trainer.train_dataloader is not self._loader:
             refuse_inexact(self._module.trainer.train_dataloader, "train_dataloader")
 
+    def keep_reload_epochs(self) -> None:
+        """Reload loaders in the epochs in which an undisturbed run does, wherever this start begins."""
+        trainer = self._module.trainer
+        every = trainer.reload_dataloaders_every_n_epochs  # type: ignore[attr-defined]
+        if every and trainer.current_epoch:
+            begun = trainer.current_epoch // every * every
+            trainer.fit_loop._last_train_dl_reload_epoch = begun
+            trainer.fit_loop.epoch_loop.val_loop._last_val_dl_reload_epoch = begun
+
     def hosts(self, place: Place) -> bool:
         """Whether what a torchmetrics object has for a place is kept by this worker."""
         rank, size = self._strategy.global_rank, self._strategy.world_size
