@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import GradientAccumulationScheduler
+from pytorch_lightning.utilities.signature_utils import is_param_in_hook_signature
 from torch.nn import Embedding, EmbeddingBag, SyncBatchNorm
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from torch.utils.data.distributed import DistributedSampler
@@ -47,6 +48,12 @@ def refuse_inexact_training(trainer: pl.Trainer, module: pl.LightningModule) -> 
             f"model: SyncBatchNorm ({names[0] if names else 'trainer.sync_batchnorm=true'}) makes the workers talk "
             "inside a step: use BatchNorm, whose statistics are a logical rank's, or elastic.consistency=none."
         )
+    for hook in ("training_step", "validation_step", "test_step"):
+        if is_param_in_hook_signature(getattr(module, hook), "dataloader_iter", explicit=True):
+            problems.append(
+                f"model: {hook}(dataloader_iter) takes batches by itself, and here they are dealt to logical ranks: "
+                "let it take batch, or use elastic.consistency=none."
+            )
     if problems:
         raise ConfigError(problems)
 

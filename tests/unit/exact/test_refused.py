@@ -21,6 +21,11 @@ class Module(pl.LightningModule):
         self.automatic_optimization = automatic
 
 
+class Fetching(Module):
+    def training_step(self, dataloader_iter: Any) -> Any:
+        return next(dataloader_iter)
+
+
 def trainer(every: int = 1, callbacks: tuple[Any, ...] = (), **strategy: Any) -> Any:
     return SimpleNamespace(
         accumulate_grad_batches=every, callbacks=list(callbacks), strategy=SimpleNamespace(**strategy)
@@ -42,6 +47,7 @@ def test_training_when_it_can_be_exact_then_it_is_not_refused() -> None:
         (trainer(_layer_sync=object()), Module(), ["SyncBatchNorm (trainer.sync_batchnorm=true)", "use BatchNorm"]),
         (trainer(_ddp_comm_hook=print), Module(), ["ddp_comm_hook", "leave it out"]),
         (trainer(), Module(nn.Embedding(5, 2, sparse=True)), ["layer.weight gets sparse gradients", "sparse=False"]),
+        (trainer(), Fetching(), ["training_step(dataloader_iter)", "let it take batch"]),
         (trainer(), Module(nn.EmbeddingBag(5, 2, sparse=True)), ["layer.weight gets sparse gradients"]),
     ],
 )

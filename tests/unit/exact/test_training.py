@@ -33,7 +33,7 @@ def test_keep_reload_epochs_when_a_start_begins_in_a_later_epoch_then_they_are_c
         enable_progress_bar=False,
         reload_dataloaders_every_n_epochs=3,
     )
-    trainer.fit_loop.epoch_progress.current.processed = epoch
+    trainer.fit_loop.epoch_progress.current.completed = epoch
     trainer.fit_loop._last_train_dl_reload_epoch = epoch
     training(0, 1, SimpleNamespace(trainer=trainer)).keep_reload_epochs()
     assert trainer.fit_loop._last_train_dl_reload_epoch == begun
