@@ -262,7 +262,7 @@ class ElasticStrategy(DDPStrategy):
         if isinstance(loop, _FitLoop):
             loop = loop.epoch_loop.val_loop
         assert isinstance(loop, ExactEvaluationLoop)
-        return loop.step(step, args, self._exact.seed, self._exact.logical_world_size)
+        return loop.step(step, args, self._exact.seed)
 
 
 class ElasticEnvironment(ClusterEnvironment):

@@ -68,8 +68,14 @@ class EvaluationLoader:
         )
         dealt = [[j for j in range(self.batches) if j % logical_world_size % world_size == r] for r in (0, rank)]
         self._length, self._mine = len(dealt[0]), dealt[1]
+        self._logical_world_size = logical_world_size
         self._requests: list[Request] = []
         self._loader = keyed(loader, self._requests, seed)
+
+    @property
+    def logical_rank(self) -> int:
+        """For which logical rank the newest batch is evaluated."""
+        return self.batch_index % self._logical_world_size
 
     def samples(self) -> int:
         """Samples in the newest batch."""
@@ -109,27 +115,30 @@ class ExactEvaluationLoop(_EvaluationLoop):
                 "use mode='sequential' or a dataset that holds the pairs, or elastic.consistency=none."
             )
 
-    def step(self, step: Any, args: tuple[Any, ...], seed: int, logical_world_size: int) -> Any:
+    def _evaluation_step(self, batch: Any, batch_idx: int, dataloader_idx: int, *args: Any) -> None:
+        # With its hooks, where callbacks update torchmetrics objects, too.
+        place = ("evaluate", self._loaders[dataloader_idx].logical_rank)
+        with updated_at(logical_metrics(self.trainer.lightning_module).values(), place):
+            super()._evaluation_step(batch, batch_idx, dataloader_idx, *args)
+
+    def step(self, step: Any, args: tuple[Any, ...], seed: int) -> Any:
         """Run a ``validation_step`` or ``test_step`` and write down what it logs.
 
         Args:
             step: the module's method.
             args: the batch, and maybe ``batch_idx`` and ``dataloader_idx``.
             seed: the run's.
-            logical_world_size: number of logical ranks.
         """
-        module, results = self.trainer.lightning_module, self._results
+        results = self._results
         index = results.dataloader_idx or 0
         loader = self._loaders[index]
-        hook = getattr(module, "test_step" if self.trainer.testing else "validation_step")
+        hook = getattr(self.trainer.lightning_module, "test_step" if self.trainer.testing else "validation_step")
         if len(args) > 1 and is_param_in_hook_signature(hook, "batch_idx", min_args=2):
             args = (args[0], loader.batch_index, *args[2:])
         seed_generators(seed, "evaluate", index, loader.batch_index)
         self._results = recorder = Recorder(results, loader.batch_index, loader.samples())
-        place = ("evaluate", loader.batch_index % logical_world_size)
         try:
-            with updated_at(logical_metrics(module).values(), place):
-                output = step(*args)
+            output = step(*args)
         finally:
             self._results = results
         self.records += recorder.records

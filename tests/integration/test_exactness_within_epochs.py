@@ -49,6 +49,7 @@ def test_run_when_killed_within_an_epoch_then_schedules_and_unlogged_metrics_are
     _, metrics, (rates, epochs) = one
     assert sorted(rates) == list(range(EPOCHS * STEPS))
     assert [epoch["labels"][0] for epoch in epochs.values()] == [1437] * EPOCHS
+    assert [epoch["validated"] for epoch in epochs.values()] == [360] * EPOCHS
     assert metrics["train/twice"] == pytest.approx(2 * metrics["train/loss"])
 
 

@@ -32,7 +32,10 @@ from torchmetrics import Metric, SumMetric
         (DDPStrategy, ["configure_ddp", "training_step", "validation_step", "test_step", "backward"]),
         (_TrainingEpochLoop, ["_broadcast_sigterm_tensor", "_should_check_val_fx", "_num_ready_batches_reached"]),
         (_EvaluationLoop, ["_store_dataloader_outputs", "on_run_start", "on_run_end", "num_dataloaders"]),
-        (_EvaluationLoop, ["setup_data", "_is_sequential", "on_save_checkpoint", "on_load_checkpoint"]),
+        (
+            _EvaluationLoop,
+            ["setup_data", "_evaluation_step", "_is_sequential", "on_save_checkpoint", "on_load_checkpoint"],
+        ),
         (_ResultCollection, ["log", "reset", "result_metrics"]),
         (_LoggerConnector, ["should_reset_tensors", "epoch_end_reached"]),
         (Metric, ["sync", "unsync", "reset", "forward"]),

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.optim.lr_scheduler import CosineAnnealingLR, ReduceLROnPlateau, StepLR
 from torch.utils.checkpoint import checkpoint
-from torchmetrics import CatMetric, MaxMetric, MeanMetric, PearsonCorrCoef
+from torchmetrics import CatMetric, MaxMetric, MeanMetric, PearsonCorrCoef, SumMetric
 
 
 class MeteredMLP(pl.LightningModule):
@@ -33,6 +33,8 @@ class MeteredMLP(pl.LightningModule):
         # Updated and never logged; computed and reset where an epoch ends.
         self.loss, self.correlation, self.labels = MeanMetric(), PearsonCorrCoef(), CatMetric()
         self.best = MaxMetric()
+        # Updated in a hook of each batch.
+        self.validated = SumMetric()
         # Logged.
         self.val_loss = MeanMetric()
 
@@ -58,16 +60,20 @@ class MeteredMLP(pl.LightningModule):
         self._write({"step": self.global_step, "lrs": [group["lr"] for group in self.optimizers().param_groups]})
         return loss
 
+    def on_train_start(self) -> None:
+        self.validated.reset()  # of the sanity check
+
     def on_train_epoch_end(self) -> None:
         labels = self.labels.compute()
         found = {
             "loss": float(self.loss.compute()),
             "correlation": float(self.correlation.compute()),
             "labels": [len(labels), int(labels.sum())],
+            "validated": float(self.validated.compute()),
         }
         self.best.update(found["correlation"])
         self._write({"epoch": self.current_epoch, **found, "best": float(self.best.compute())})
-        for metric in (self.loss, self.correlation, self.labels):
+        for metric in (self.loss, self.correlation, self.labels, self.validated):
             metric.reset()
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
@@ -76,6 +82,9 @@ class MeteredMLP(pl.LightningModule):
         self.val_loss.update(loss)
         self.log("val/loss", self.val_loss, on_epoch=True)
         self.log("val/each", loss, on_step=True, on_epoch=False)
+
+    def on_validation_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.validated.update(len(batch[1]))
 
     def configure_optimizers(self) -> Any:
         groups = [

@@ -283,7 +283,7 @@ def test_evaluation_when_workers_differ_then_each_logical_ranks_batches_stay_wit
     owners: dict[int, set[int]] = {}
     for rank, loader in enumerate(loaders):
         for _ in loader:
-            owners.setdefault(loader.batch_index % 4, set()).add(rank)
+            owners.setdefault(loader.logical_rank, set()).add(rank)
     assert sorted(owners) == [0, 1, 2, 3]
     assert all(len(ranks) == 1 for ranks in owners.values())
     assert len({len(loader) for loader in loaders}) == 1
