@@ -32,8 +32,8 @@ from elastic_harness.config.rules import RESUME_WORDS
 from elastic_harness.display import Display
 from elastic_harness.errors import CheckpointError, ConfigError, Stopped, TrainingFailed
 from elastic_harness.events import Timeline
+from elastic_harness.exact.refused import refuse_inexact_training
 from elastic_harness.exact.settled import recorded_as, settle
-from elastic_harness.exact.training import refuse_inexact_training
 from elastic_harness.messages import EXIT_MISSING_MAIN_GUARD
 from elastic_harness.process_state import ProcessState
 from elastic_harness.restart import RestartPolicy

@@ -92,7 +92,7 @@ class ElasticStrategy(DDPStrategy):
         self.config_yaml: str | None = None
         self._check()
         self._resumed_loops: dict[str, Any] | None = None
-        self._resumed_state: dict[str, Any] = {}
+        self._resumed: dict[str, Any] = {}
         self._exact: ExactTraining | None = None
         self.boundary: Boundary | None = None
         self._limits: dict[str, float | None] = {}
@@ -171,8 +171,8 @@ class ElasticStrategy(DDPStrategy):
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
         self._resumed_loops = checkpoint.get("loops", {}).get("fit_loop")
-        self._resumed_state = checkpoint.get(CHECKPOINT_KEY, {})
-        size = self._resumed_state.get("logical_world_size")
+        self._resumed = checkpoint.get(CHECKPOINT_KEY, {})
+        size = self._resumed.get("logical_world_size")
         if self._exact is not None and size not in (None, self._exact.logical_world_size):
             raise ConfigError(
                 f"elastic.logical_world_size={self._exact.logical_world_size} must be the {size} of {checkpoint_path}, "
@@ -187,6 +187,7 @@ class ElasticStrategy(DDPStrategy):
         state: dict[str, Any] = {"should_stop": trainer.should_stop}
         if self._exact is not None:
             state["logical_world_size"] = self._exact.logical_world_size
+            state["epoch"] = self._exact.epoch_state()
             state["accumulators"] = accumulators.state_of(trainer)
         return state
 
@@ -208,18 +209,37 @@ class ElasticStrategy(DDPStrategy):
             self._limits[kind] = evaluation.limit_of(trainer, kind)
         limit = self._limits[kind]
         return EvaluationLoader(
-            dataloader, f"{kind}_dataloader", self._exact.seed, self.global_rank, self.world_size, limit
+            dataloader,
+            f"{kind}_dataloader",
+            self._exact.seed,
+            self.global_rank,
+            self.world_size,
+            self._exact.logical_world_size,
+            limit,
         )
 
     def on_train_start(self) -> None:
         assert self.lightning_module is not None
         trainer = self.lightning_module.trainer
-        trainer.should_stop |= self._resumed_state.get("should_stop", False)
+        trainer.should_stop |= self._resumed.get("should_stop", False)
         if self._exact is not None:
             self._exact.check_loaders()
-            if "accumulators" in self._resumed_state:
-                accumulators.restore(trainer, self._resumed_state["accumulators"])
-        self._resumed_loops, self._resumed_state = None, {}
+            self._exact.keep_reload_epochs()
+            self._exact.check_resumed(self._resumed.get("epoch", {}))
+            if "accumulators" in self._resumed:
+                accumulators.restore(trainer, self._resumed["accumulators"], self._exact.hosts)
+        self._resumed_loops, self._resumed = None, {}
+
+    def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
+        batch = super().batch_to_device(batch, device, dataloader_idx)
+        assert self.lightning_module is not None
+        if self._exact is not None and self.lightning_module.trainer.training:
+            self._exact.before_batch_start(batch)
+        return batch
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if self._exact is not None:
+            self._exact.after_batch_start(batch)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         if self._exact is None:
@@ -229,7 +249,9 @@ class ElasticStrategy(DDPStrategy):
     def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
         if self._exact is None:
             return super().backward(closure_loss, optimizer, *args, **kwargs)
-        return self._exact.backward(closure_loss, optimizer, *args, **kwargs)
+        loss = self._exact.backward(closure_loss, optimizer, *args, **kwargs)
+        self._exact.before_update()
+        return loss
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         def then_update() -> Any:

@@ -5,14 +5,15 @@ Without it the means of a resumed epoch are those of its tail, and what decides 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
-import torch.distributed as dist
 from pytorch_lightning.trainer.connectors.logger_connector.result import _ResultMetric
-from torchmetrics import Metric
+
+from elastic_harness.exact.metrics import Place, gathered, logical_metrics
 
 _OPTIONS = ("prog_bar", "logger", "on_step", "on_epoch", "enable_graph", "add_dataloader_idx", "metric_attribute")
 _VALUES = ("value", "cumulated_batch_size", "_forward_cache")
@@ -21,20 +22,25 @@ _VALUES = ("value", "cumulated_batch_size", "_forward_cache")
 def state_of(trainer: pl.Trainer) -> dict[str, Any]:
     """The sums that ``self.log`` keeps, the states of torchmetrics objects, and the newest callback metrics.
 
-    Every worker has to call it: the states of torchmetrics objects are added over all of them.
+    Every worker has to call it: the states of torchmetrics objects are those of all of them.
     """
-    module = trainer.lightning_module
+    metrics = logical_metrics(trainer.lightning_module)
     results = [each for each in trainer.fit_loop.epoch_loop._results.values() if not each.has_reset]
-    attributes = sorted({each.meta.metric_attribute for each in results if each.meta.metric_attribute})
     return {
         "results": [_result_state(each) for each in results],
-        "metrics": {name: _metric_state(attrgetter(name)(module)) for name in attributes},
+        "metrics": dict(zip(metrics, gathered(metrics.values()), strict=True)),
         "callback_metrics": dict(trainer._logger_connector._callback_metrics),
     }
 
 
-def restore(trainer: pl.Trainer, state: dict[str, Any]) -> None:
-    """Put back what ``state_of`` gave, on every worker."""
+def restore(trainer: pl.Trainer, state: dict[str, Any], is_held: Callable[[Place], bool]) -> None:
+    """Put back what ``state_of`` gave, on every worker.
+
+    Args:
+        trainer: the worker's.
+        state: what was given.
+        is_held: whether the worker hosts a place of states of torchmetrics objects.
+    """
     module, results = trainer.lightning_module, trainer.fit_loop.epoch_loop._results
     for each in state["results"]:
         options = dict(each["options"])
@@ -46,8 +52,9 @@ def restore(trainer: pl.Trainer, state: dict[str, Any]) -> None:
         for name, number in each["values"].items():
             # A tensor is cloned: the sums are added to in place.
             setattr(results[f"{each['fx']}.{each['name']}"], name, number.clone().to(module.device))
-    for name, metric_state in state["metrics"].items():
-        _restore_metric(attrgetter(name)(module), metric_state)
+    metrics = logical_metrics(module)
+    for name in metrics.keys() & state["metrics"].keys():
+        metrics[name].restore(state["metrics"][name], is_held)
     trainer._logger_connector._callback_metrics.update(state["callback_metrics"])
     if state["results"]:
         # The next batch is not the epoch's first, at which Lightning would begin the sums anew.
@@ -62,27 +69,3 @@ def _result_state(result: _ResultMetric) -> dict[str, Any]:
     found = {name: vars(result).get(name) for name in _VALUES} if result.is_tensor else {}
     values = {name: value.detach().cpu() for name, value in found.items() if value is not None}
     return {"fx": meta.fx, "name": meta.name, "options": options, "values": values}
-
-
-def _metric_state(metric: Metric) -> dict[str, Any]:
-    together = dist.is_initialized() and dist.get_world_size() > 1
-    if together:
-        metric.sync()
-    state = {name: getattr(metric, name) for name in metric._defaults}
-    if together:
-        metric.unsync()
-    return state
-
-
-def _restore_metric(metric: Metric, state: dict[str, Any]) -> None:
-    first = not dist.is_initialized() or dist.get_rank() == 0
-    for name, default in metric._defaults.items():
-        # One worker takes what all had together; the others begin with nothing, until all is added up again.
-        value = state[name] if first else default
-        if isinstance(default, list):
-            value = list(value) if isinstance(value, (list, tuple)) else [value]
-            setattr(metric, name, [each.to(metric.device) for each in value])
-        else:
-            setattr(metric, name, torch.as_tensor(value).detach().clone().to(metric.device))
-    metric._update_count = max(metric._update_count, 1)
-    metric._computed = None

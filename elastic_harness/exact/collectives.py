@@ -7,20 +7,14 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch.distributed as dist
+from torch.distributed import ProcessGroup, distributed_c10d
 
 from elastic_harness import exception_report
 from elastic_harness.errors import ConfigError
 
-_NAMES = [
-    name
-    for name in (
-        *("all_reduce", "reduce", "broadcast", "broadcast_object_list", "all_gather", "all_gather_object", "gather"),
-        *("all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor", "scatter", "all_to_all"),
-        *("all_to_all_single", "barrier", "send", "recv", "isend", "irecv"),
-    )
-    if hasattr(dist, name)
-]
+_PREFIXES = ("all", "barrier", "broadcast", "gather", "monitored", "recv", "reduce", "scatter", "send")
+METHODS = [name for name in vars(ProcessGroup) if name.lstrip("_").startswith(_PREFIXES)]
+"""What every function of ``torch.distributed`` ends up in, however it was imported."""
 
 
 @contextlib.contextmanager
@@ -30,23 +24,24 @@ def refused(where: str) -> Iterator[None]:
     Args:
         where: name of the hook that runs.
     """
-    before = {name: getattr(dist, name) for name in _NAMES}
-    for name in _NAMES:
-        setattr(dist, name, _refusal(name, where))
+    before = {name: vars(ProcessGroup)[name] for name in METHODS}
+    for name in METHODS:
+        setattr(ProcessGroup, name, _refusal(name, where))
     try:
         yield
     finally:
-        for name, function in before.items():
-            setattr(dist, name, function)
+        for name, method in before.items():
+            setattr(ProcessGroup, name, method)
 
 
 def _refusal(name: str, where: str) -> Callable[..., Any]:
     def refuse(*_: Any, **__: Any) -> Any:
-        place = exception_report.place_of(traceback.extract_stack())
+        stack = traceback.extract_stack()
+        called = next((frame.name for frame in stack if frame.filename == distributed_c10d.__file__), name)
         raise ConfigError(
-            f"{where} calls torch.distributed.{name} ({place}), and a worker may run it several times a step, for the "
-            "logical ranks it hosts: take the call out (self.log(..., sync_dist=True) needs none), or use "
-            "elastic.consistency=none."
+            f"{where} calls torch.distributed.{called} ({exception_report.place_of(stack)}), and a worker may run it "
+            "several times a step, for the logical ranks it hosts: take the call out (self.log(..., sync_dist=True) "
+            "needs none), or use elastic.consistency=none."
         )
 
     return refuse

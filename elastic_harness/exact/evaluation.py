@@ -1,12 +1,14 @@
 """Evaluation whose numbers do not depend on how many workers there are.
 
-Batch j is always samples ``[j * b, (j + 1) * b)``, evaluated whole by one worker, number ``j % world_size``. What its
-step logs is written down, and at the end combined by every worker in the order of the batches, as one worker would.
+Batch j is always samples ``[j * b, (j + 1) * b)``, evaluated whole by one worker, for logical rank ``j % S`` of S. What
+its step logs is written down, and at the end combined by every worker in the order of the batches, as one worker would.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from itertools import groupby
 from typing import Any
 
 import pytorch_lightning as pl
@@ -14,8 +16,12 @@ from pytorch_lightning.loops.evaluation_loop import _EvaluationLoop
 from pytorch_lightning.utilities.signature_utils import is_param_in_hook_signature
 from torch.utils.data import DataLoader
 
-from elastic_harness.exact.loader import EpochOrder, Request, keyed, refuse_inexact
+from elastic_harness.errors import ConfigError
+from elastic_harness.exact.loader import Request, keyed
+from elastic_harness.exact.metrics import logical_metrics, updated_at
+from elastic_harness.exact.order import EpochOrder
 from elastic_harness.exact.randomness import seed_generators
+from elastic_harness.exact.refused import refuse_inexact
 from elastic_harness.exact.step_log import Record, Recorder, gather, replay
 
 
@@ -30,13 +36,23 @@ class EvaluationLoader:
         seed: the run's.
         rank: rank of this worker.
         world_size: number of workers.
+        logical_world_size: number of logical ranks.
         limit: batches of all workers, or a share of them.
 
     Raises:
         ConfigError: the loader cannot be taken over exactly.
     """
 
-    def __init__(self, loader: object, name: str, seed: int, rank: int, world_size: int, limit: float | None) -> None:
+    def __init__(
+        self,
+        loader: object,
+        name: str,
+        seed: int,
+        rank: int,
+        world_size: int,
+        logical_world_size: int,
+        limit: float | None,
+    ) -> None:
         refuse_inexact(loader, name)
         assert isinstance(loader, DataLoader)
         assert loader.batch_size is not None
@@ -45,28 +61,33 @@ class EvaluationLoader:
         self.batch_index = 0
         self._name = name
         self._seed = seed
-        self._rank = rank
-        self._world_size = world_size
         self._order = EpochOrder(loader.sampler, seed, name)
         batches = len(loader)
-        self._batches = (
+        self.batches = (
             batches if limit is None else min(batches, limit if isinstance(limit, int) else int(batches * limit))
         )
+        dealt = [[j for j in range(self.batches) if j % logical_world_size % world_size == r] for r in (0, rank)]
+        self._length, self._mine = len(dealt[0]), dealt[1]
+        self._logical_world_size = logical_world_size
         self._requests: list[Request] = []
         self._loader = keyed(loader, self._requests, seed)
+
+    @property
+    def logical_rank(self) -> int:
+        """For which logical rank the newest batch is evaluated."""
+        return self.batch_index % self._logical_world_size
 
     def samples(self) -> int:
         """Samples in the newest batch."""
         return len(range(*self._slice(self.batch_index).indices(self._order.length)))
 
     def __len__(self) -> int:
-        return -(-self._batches // self._world_size)
+        return self._length
 
     def __iter__(self) -> Iterator[Any]:
         order = self._order.draw(0)
-        mine = range(self._rank, self._batches, self._world_size)
-        self._requests[:] = [Request(0, index, 0, list(order[self._slice(index)])) for index in mine]
-        for index, batch in zip(mine, self._loader, strict=True):
+        self._requests[:] = [Request(0, index, 0, list(order[self._slice(index)])) for index in self._mine]
+        for index, batch in zip(self._mine, self._loader, strict=True):
             self.batch_index = index
             seed_generators(self._seed, "transfer", self._name, index)
             yield batch
@@ -82,6 +103,23 @@ class ExactEvaluationLoop(_EvaluationLoop):
     """
 
     records: list[Record]
+    logged: Counter[int]
+    """Batches logged so far, by the number of their loader."""
+
+    def setup_data(self) -> None:
+        super().setup_data()
+        if self._combined_loader is not None and self.num_dataloaders > 1 and not self._is_sequential:
+            raise ConfigError(
+                f"{self._stage.dataloader_prefix}_dataloader: a CombinedLoader of mode={self._combined_loader._mode!r} "
+                "evaluates batches of several loaders together, and which ones would depend on the number of workers: "
+                "use mode='sequential' or a dataset that holds the pairs, or elastic.consistency=none."
+            )
+
+    def _evaluation_step(self, batch: Any, batch_idx: int, dataloader_idx: int, *args: Any) -> None:
+        # With its hooks, where callbacks update torchmetrics objects, too.
+        place = ("evaluate", self._loaders[dataloader_idx].logical_rank)
+        with updated_at(logical_metrics(self.trainer.lightning_module).values(), place):
+            super()._evaluation_step(batch, batch_idx, dataloader_idx, *args)
 
     def step(self, step: Any, args: tuple[Any, ...], seed: int) -> Any:
         """Run a ``validation_step`` or ``test_step`` and write down what it logs.
@@ -106,6 +144,13 @@ class ExactEvaluationLoop(_EvaluationLoop):
         self.records += recorder.records
         return output
 
+    def on_save_checkpoint(self) -> dict[str, Any]:
+        return {**super().on_save_checkpoint(), "logged": dict(self.logged)}
+
+    def on_load_checkpoint(self, state_dict: dict[str, Any]) -> None:
+        super().on_load_checkpoint(state_dict)
+        self.logged = Counter(state_dict.get("logged", {}))
+
     def on_run_start(self) -> None:
         self.records = []
         super().on_run_start()
@@ -116,10 +161,19 @@ class ExactEvaluationLoop(_EvaluationLoop):
         several = self.num_dataloaders > 1
         for index in range(self.num_dataloaders):
             self._results.dataloader_idx = index if several else None
-            mine = (record for record in records if record.dataloader_idx == index)
-            replay(mine, self._results, self.trainer.lightning_module)
+            mine = [record for record in records if record.dataloader_idx == index]
+            for batch, same in groupby(mine, key=lambda record: record.place):
+                replay(same, self._results, self.trainer.lightning_module)
+                self._log_by_step(self.logged[index] + batch)
+            if not self.trainer.sanity_checking:
+                self.logged[index] += self._loaders[index].batches
             super()._store_dataloader_outputs()
         return super().on_run_end()
+
+    def _log_by_step(self, step: int) -> None:
+        """Log what was logged with ``on_step`` in the newest batch."""
+        if not self.trainer.sanity_checking:
+            self.trainer._logger_connector.log_metrics(self._results.metrics(on_step=True)["log"], step=step)
 
     @property
     def _loaders(self) -> list[EvaluationLoader]:
@@ -135,6 +189,7 @@ def install(trainer: pl.Trainer) -> None:
     for loop in (trainer.fit_loop.epoch_loop.val_loop, trainer.validate_loop, trainer.test_loop):
         # The loop was made with the Trainer; all it holds stays.
         loop.__class__ = ExactEvaluationLoop
+        vars(loop)["logged"] = Counter()
 
 
 def limit_of(trainer: pl.Trainer, kind: str) -> float | None:

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
-from torch.utils.data.distributed import DistributedSampler
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from elastic_harness.errors import ConfigError
 from elastic_harness.exact.logical import Deal
+from elastic_harness.exact.order import EpochOrder
 from elastic_harness.exact.randomness import seed_generators
+from elastic_harness.exact.refused import refuse_empty, refuse_inexact
 
 
 class Request(NamedTuple):
@@ -81,9 +81,6 @@ class KeyedDataset(Dataset[Any]):
         self.dataset = dataset
         self.seed = seed
 
-    def __getitem__(self, index: Any) -> Any:
-        return self.dataset[index]
-
     def __getitems__(self, request: Request) -> _Samples:
         """The samples of one batch."""
         items = []
@@ -107,41 +104,17 @@ class KeyedCollate:
         return self.collate(samples.items)
 
 
-class EpochOrder:
-    """The order of the samples in each epoch, drawn from the user's sampler with keyed generators.
+class _LoaderProcess:
+    """A ``worker_init_fn`` that lets the user's code find the user's dataset in ``get_worker_info()``."""
 
-    Raises:
-        ConfigError: the number of samples is unknown, or changes from one epoch to the next.
-    """
+    def __init__(self, init: Callable[[int], None] | None) -> None:
+        self.init = init
 
-    def __init__(self, sampler: Any, seed: int, kind: str) -> None:
-        self._sampler = sampler
-        self._seed = seed
-        self._kind = kind
-        try:
-            self.length = len(sampler)
-        except TypeError:
-            raise ConfigError(_inexact(kind, "its length is unknown", "give the dataset a __len__")) from None
-
-    def draw(self, epoch: int) -> Sequence[Any]:
-        """The sample ids of an epoch, in order."""
-        if type(self._sampler) is SequentialSampler:
-            return range(self.length)
-        seed_generators(self._seed, "order", self._kind, epoch)
-        if hasattr(self._sampler, "generator"):
-            self._sampler.generator = torch.default_generator
-        if hasattr(self._sampler, "set_epoch"):
-            self._sampler.set_epoch(epoch)
-        order = list(self._sampler)
-        if len(order) != self.length:
-            raise ConfigError(
-                _inexact(
-                    self._kind,
-                    f"its sampler gave {len(order)} samples in epoch {epoch} and {self.length} before",
-                    "let it give the same number in every epoch",
-                )
-            )
-        return order
+    def __call__(self, number: int) -> None:
+        info: Any = get_worker_info()
+        object.__setattr__(info, "dataset", info.dataset.dataset)  # it refuses to be set otherwise
+        if self.init is not None:
+            self.init(number)
 
 
 class ElasticLoader:
@@ -175,8 +148,9 @@ class ElasticLoader:
         self._position = position
         self._epoch = 0
         self._order = EpochOrder(loader.sampler, seed, "train_dataloader")
+        self.samples = self._order.length
         self._deal = Deal(self._order.length, loader.batch_size, logical_world_size, loader.drop_last)
-        _refuse_empty(self._deal)
+        refuse_empty(self._deal)
         self._requests = _Requests()
         self._loader = keyed(loader, self._requests, seed)
         self.current: Step | None = None
@@ -247,47 +221,9 @@ def keyed(loader: DataLoader[Any], requests: Any, seed: int) -> DataLoader[Any]:
         collate_fn=KeyedCollate(loader.collate_fn, seed),
         pin_memory=loader.pin_memory,
         timeout=loader.timeout,
-        worker_init_fn=loader.worker_init_fn,
+        worker_init_fn=_LoaderProcess(loader.worker_init_fn),
         multiprocessing_context=loader.multiprocessing_context,
         generator=torch.Generator(),
         prefetch_factor=loader.prefetch_factor,
         persistent_workers=loader.persistent_workers,
     )
-
-
-def refuse_inexact(loader: object, name: str) -> None:
-    """Refuse what cannot be dealt to logical ranks.
-
-    Raises:
-        ConfigError: with the reason and the way out.
-    """
-    if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
-        reason, fix = f"it is a {type(loader).__name__}", "return one torch.utils.data.DataLoader"
-    elif isinstance(loader.dataset, IterableDataset):
-        reason, fix = "an iterable dataset has no samples that could be asked for", "use a dataset with __getitem__"
-    elif loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
-        reason, fix = "it has a batch sampler of its own, or none", "give batch_size and, if need be, a sampler"
-    elif isinstance(loader.sampler, DistributedSampler):
-        reason, fix = "its DistributedSampler deals samples to workers", "leave the sampler to the harness"
-    else:
-        return
-    raise ConfigError(_inexact(name, reason, fix))
-
-
-def _inexact(name: str, reason: str, fix: str) -> str:
-    return f"{name} cannot be dealt to logical ranks, since {reason}: {fix}, or use elastic.consistency=none."
-
-
-def _refuse_empty(deal: Deal) -> None:
-    ranks, size = deal.logical_world_size, deal.batch_size * deal.logical_world_size
-    if deal.steps == 0:
-        raise ConfigError(
-            f"train_dataloader has {deal.samples} samples, fewer than one step of {ranks} logical ranks times "
-            f"batch_size={deal.batch_size} = {size}, and drop_last leaves a smaller one out: lower data.batch_size or "
-            "elastic.logical_world_size."
-        )
-    if deal.samples < ranks:
-        raise ConfigError(
-            f"train_dataloader has {deal.samples} samples for elastic.logical_world_size={ranks} logical ranks, so "
-            "some would never have one: lower elastic.logical_world_size."
-        )

@@ -6,6 +6,7 @@ those of all logical ranks, reduced in the order of the tree. So a callback or a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -15,7 +16,6 @@ import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
 from pytorch_lightning.trainer.connectors.logger_connector.result import _Metadata, _ResultCollection
-from torch import Tensor
 from torchmetrics import Metric
 
 from elastic_harness.exact.logical import TreeSum
@@ -31,7 +31,8 @@ class Record:
         place: orders the records of all workers: the logical rank, or in evaluation the batch.
         fx: the hook it was called in.
         name: the name.
-        value: the number; None for a torchmetrics object, found again by its ``metric_attribute``.
+        value: the number. For a torchmetrics object, found again by its ``metric_attribute``, what its newest
+            ``forward`` returned; None if that is no number, or is not logged by step.
         weight: number of samples it stands for.
         options: the other arguments.
         dataloader_idx: in evaluation, the loader the batch came from.
@@ -48,6 +49,11 @@ class Record:
     @property
     def key(self) -> tuple[str, str]:
         return self.fx, self.name
+
+    @property
+    def is_metric(self) -> bool:
+        """Whether a torchmetrics object was logged."""
+        return self.options.get("metric_attribute") is not None
 
     @property
     def reduction(self) -> str:
@@ -76,7 +82,9 @@ class Recorder(_ResultCollection):
     def log(self, fx: str, name: str, value: Any, **options: Any) -> None:
         weight = options.get("batch_size")
         kept = {key: option for key, option in options.items() if key not in _NOT_KEPT}
-        number = None if isinstance(value, Metric) else float(value)
+        if isinstance(value, Metric):
+            value = value._forward_cache if options.get("on_step") else None
+        number = None if value is None or torch.as_tensor(value).numel() != 1 else float(value)
         weight = self._samples if weight is None else int(weight)
         self.records.append(Record(self._place, fx, name, number, weight, kept, self.dataloader_idx or 0))
 
@@ -94,25 +102,31 @@ def gather(records: list[Record]) -> list[Record]:
 
 
 def combined(records: Iterable[Record]) -> list[Record]:
-    """One record for each name: what a step of all logical ranks logged."""
-    by_key: dict[tuple[str, str], list[Record]] = {}
+    """One record for each name: what a step of all logical ranks logged; several, where each rank did so repeatedly."""
+    by_call: dict[tuple[str, str, int], list[Record]] = {}
+    calls: Counter[tuple[int, str, str]] = Counter()
     for record in records:
-        by_key.setdefault(record.key, []).append(record)
+        call = (record.place, *record.key)
+        by_call.setdefault((*record.key, calls[call]), []).append(record)
+        calls[call] += 1
     found: list[Record] = []
-    for same in by_key.values():
-        if same[0].options.get("sync_dist") and same[0].value is not None and not same[0].options.get("rank_zero_only"):
+    for same in by_call.values():
+        first = same[0]
+        if first.options.get("sync_dist") and not first.is_metric and not first.options.get("rank_zero_only"):
             found.append(_reduced(same))
-        elif same[0].value is None or same[0].place == 0:
-            found.append(same[0])
+        elif first.is_metric or first.place == 0:
+            found.append(first)
     return found
 
 
 def replay(records: Iterable[Record], results: _ResultCollection, module: pl.LightningModule) -> None:
     """Log combined records into a loop's results."""
     for record in records:
-        value: Tensor | Metric
-        if record.value is None:
+        value: Any
+        if record.is_metric:
             value = attrgetter(record.options["metric_attribute"])(module)
+            if record.value is not None:
+                value._forward_cache = torch.tensor(record.value, device=module.device)
         else:
             value = torch.tensor(record.value, device=module.device)
         # They are synchronised already: `sync_dist` stays, for Lightning would warn without it, and does nothing.
@@ -121,16 +135,13 @@ def replay(records: Iterable[Record], results: _ResultCollection, module: pl.Lig
 
 
 def _reduced(records: list[Record]) -> Record:
-    """The reduction of a value over all logical ranks that logged it; the last counts where one did so twice."""
-    last = {record.place: record for record in records}
-    places = sorted(last)
+    """The reduction of a value over all logical ranks that logged it."""
     kind = records[0].reduction
     add = {"min": min, "max": max}.get(kind, float.__add__)
-    values: TreeSum[float] = TreeSum(len(places), add)
-    weight = sum(last[place].weight for place in places)
-    for leaf, place in enumerate(places):
-        value = last[place].value
-        assert value is not None
-        values.put((0, leaf), value * last[place].weight if kind == "mean" else value)
+    values: TreeSum[float] = TreeSum(len(records), add)
+    weight = sum(record.weight for record in records)
+    for leaf, record in enumerate(records):
+        assert record.value is not None
+        values.put((0, leaf), record.value * record.weight if kind == "mean" else record.value)
     total = values.total / weight if kind == "mean" and weight else values.total
     return replace(records[0], value=total, weight=weight)

@@ -13,20 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import GradientAccumulationScheduler
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
-from torch.nn import SyncBatchNorm
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
-from torchmetrics import Metric
 
 from elastic_harness.errors import ConfigError
-from elastic_harness.exact import collectives
-from elastic_harness.exact.bucket import Place
-from elastic_harness.exact.loader import ElasticLoader, Part, Step, refuse_inexact
+from elastic_harness.exact import bucket, collectives
+from elastic_harness.exact.loader import ElasticLoader, Part, Step
 from elastic_harness.exact.logical import hosted
+from elastic_harness.exact.metrics import Place, logical_metrics, updated_at
 from elastic_harness.exact.randomness import seed_generators
 from elastic_harness.exact.reduce import PlainReducer, TreeReducer, broadcast
+from elastic_harness.exact.refused import refuse_inexact
 from elastic_harness.exact.step_log import Record, Recorder, combined, gather, replay
 
 if TYPE_CHECKING:
@@ -51,6 +50,7 @@ class ExactTraining:
         self._reducer: TreeReducer | None = None
         self._loader: ElasticLoader | None = None
         self._records: list[Record] = []
+        self._before_hooks: list[tuple[Tensor, int]] = []
 
     def train_loader(self, loader: object) -> ElasticLoader:
         """Take over the user's training loader.
@@ -75,6 +75,79 @@ class ExactTraining:
         if self._module.trainer.train_dataloader is not self._loader:
             refuse_inexact(self._module.trainer.train_dataloader, "train_dataloader")
 
+    def keep_reload_epochs(self) -> None:
+        """Reload loaders in the epochs in which an undisturbed run does, wherever this start begins."""
+        trainer = self._module.trainer
+        every = trainer.reload_dataloaders_every_n_epochs  # type: ignore[attr-defined]
+        if every and trainer.current_epoch:
+            begun = trainer.current_epoch // every * every
+            trainer.fit_loop._last_train_dl_reload_epoch = begun
+            trainer.fit_loop.epoch_loop.val_loop._last_val_dl_reload_epoch = begun
+
+    def hosts(self, place: Place) -> bool:
+        """Whether what a torchmetrics object has for a place is kept by this worker."""
+        rank, size = self._strategy.global_rank, self._strategy.world_size
+        if place[0] == "train":
+            return place[1] in hosted(rank, size, self.logical_world_size)
+        return place[1] % size == rank
+
+    def epoch_state(self) -> dict[str, int]:
+        """What the number of a step in its epoch means, as part of a checkpoint."""
+        if self._loader is None:
+            return {}
+        samples = {
+            "train_dataloader.batch_size": self._loader.batch_size,
+            "train_dataloader.samples": self._loader.samples,
+        }
+        return {"seed": self.seed, **samples, "steps": int(self._module.trainer.num_training_batches)}
+
+    def check_resumed(self, recorded: Mapping[str, int]) -> None:
+        """Refuse to go on within an epoch of other samples than it was begun with.
+
+        Args:
+            recorded: the ``epoch_state`` of the checkpoint; empty if there is none.
+
+        Raises:
+            ConfigError: with every difference.
+        """
+        done = self._module.trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        if not 0 < done < recorded.get("steps", 0):
+            return
+        problems = [
+            f"{name}={value} must be the {recorded[name]} of the checkpoint, which was written after {done} of "
+            f"{recorded['steps']} steps of an epoch, or its other steps would be other samples: set it to "
+            f"{recorded[name]}, change it from the end of an epoch on, or start another run."
+            for name, value in self.epoch_state().items()
+            if name != "steps" and value != recorded[name]
+        ]
+        if problems:
+            raise ConfigError(problems)
+
+    def before_batch_start(self, batch: Any) -> None:
+        """Have the ``on_train_batch_start`` hooks draw the same random numbers on every worker, and note the batch."""
+        step = self._step
+        self._before_hooks = _tensors(batch)
+        seed_generators(self.seed, "batch start", step.epoch, step.step)
+
+    def after_batch_start(self, batch: Any) -> None:
+        """Refuse a batch that ``on_train_batch_start`` hooks changed: the other logical ranks have none.
+
+        Raises:
+            ConfigError: it was changed.
+        """
+        before, self._before_hooks = self._before_hooks, []
+        same = [(id(tensor), version) for tensor, version in before]
+        if self.logical_world_size > 1 and [(id(tensor), version) for tensor, version in _tensors(batch)] != same:
+            raise ConfigError(
+                "on_train_batch_start changes the batch, and it is called once a step, for one of the logical ranks "
+                "that a worker hosts: change it in on_after_batch_transfer or training_step, which are called for "
+                "each, or use elastic.consistency=none."
+            )
+
+    def before_update(self) -> None:
+        """Have the optimizer and ``on_train_batch_end`` hooks draw the same random numbers on every worker."""
+        seed_generators(self.seed, "update", self._step.epoch, self._step.step)
+
     def training_step(self, *args: Any) -> Any:
         """The user's ``training_step``, once for each logical rank hosted here, the lowest last.
 
@@ -95,6 +168,7 @@ class ExactTraining:
             for buffer, before in zip(module.buffers(), buffers, strict=True):
                 buffer.detach().copy_(before)
         output = self._run(step, lowest, args)
+        _loss(output)
         results = module.trainer.fit_loop.epoch_loop._results
         replay(combined(gather(self._records)), results, module)
         return output
@@ -137,7 +211,7 @@ class ExactTraining:
             if before is not None:
                 before.close()
             strategy = self._strategy
-            place = Place(strategy.global_rank, strategy.world_size, self.logical_world_size)
+            place = bucket.Place(strategy.global_rank, strategy.world_size, self.logical_world_size)
             self._reducer = self._kind(parameters, place)
         assert self._reducer is not None
         self._reducer.start(active)
@@ -162,46 +236,20 @@ class ExactTraining:
         module, loop = self._module, self._module.trainer.fit_loop.epoch_loop
         results = loop._results
         loop._results = recorder = Recorder(results, part.logical_rank, part.count)
-        metrics = [] if part.count else [(each, _state(each)) for each in module.modules() if isinstance(each, Metric)]
+        metrics, place = logical_metrics(module).values(), ("train", part.logical_rank)
         seed_generators(self.seed, "step", step.epoch, step.step, part.logical_rank)
         try:
-            with self._strategy.precision_plugin.train_step_context(), collectives.refused("training_step"):
+            with (
+                self._strategy.precision_plugin.train_step_context(),
+                updated_at(metrics, place, keep=part.count > 0),
+                collectives.refused("training_step"),
+            ):
                 output = module.training_step(*args)
         finally:
             loop._results = results
         if part.count:
             self._records += recorder.records
-        for metric, state in metrics:
-            vars(metric).update(state)
         return output
-
-
-def refuse_inexact_training(trainer: pl.Trainer, module: pl.LightningModule) -> None:
-    """Refuse what cannot be exact, before any worker starts.
-
-    Raises:
-        ConfigError: with every reason, and the way out.
-    """
-    problems = []
-    every = trainer.accumulate_grad_batches
-    if every > 1 or any(isinstance(each, GradientAccumulationScheduler) for each in trainer.callbacks):  # type: ignore[attr-defined]
-        problems.append(
-            f"trainer.accumulate_grad_batches={every} must be 1: for the same batch raise elastic.logical_world_size, "
-            "of which a worker hosts several."
-        )
-    if not module.automatic_optimization:
-        problems.append(
-            "model: automatic_optimization=False cannot be exact, since the harness has to see each gradient: use "
-            "automatic optimization, or elastic.consistency=none."
-        )
-    names = [name for name, each in module.named_modules() if isinstance(each, SyncBatchNorm)]
-    if names or getattr(trainer.strategy, "_layer_sync", None) is not None:
-        problems.append(
-            f"model: SyncBatchNorm ({names[0] if names else 'trainer.sync_batchnorm=true'}) makes the workers talk "
-            "inside a step: use BatchNorm, whose statistics are a logical rank's, or elastic.consistency=none."
-        )
-    if problems:
-        raise ConfigError(problems)
 
 
 def _weight(step: Step, part: Part) -> float:
@@ -212,24 +260,23 @@ def _weight(step: Step, part: Part) -> float:
 def _loss(output: Any) -> Tensor:
     loss = output.get("loss") if isinstance(output, Mapping) else output
     if not isinstance(loss, Tensor):
-        raise RuntimeError(
-            f"training_step returned {type(loss).__name__} for a logical rank: return a loss for every batch, since "
-            "all logical ranks take part in a step."
+        raise ConfigError(
+            f"training_step returned {'no loss' if loss is None else type(loss).__name__} for a logical rank, and all "
+            "of them take part in a step: return a tensor for every batch (zero times the loss to leave one out), or "
+            "use elastic.consistency=none."
         )
     return loss
 
 
-def _state(metric: Metric) -> dict[str, Any]:
-    """What an update of a torchmetrics object changes."""
-    return {
-        name: value.clone() if isinstance(value, Tensor) else list(value) if isinstance(value, list) else value
-        for name, value in vars(metric).items()
-        if not name.startswith("__")
-    }
+def _tensors(batch: Any) -> list[tuple[Tensor, int]]:
+    """The tensors of a batch, and how often each was changed in place."""
+    found: list[tuple[Tensor, int]] = []
+    apply_to_collection(batch, Tensor, lambda tensor: found.append((tensor, tensor._version)) or tensor)  # type: ignore[func-returns-value]
+    return found
 
 
 def set_deterministic() -> None:
     """Have torch use deterministic algorithms on GPUs, which the order of sums in its kernels depends on."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True)
+    torch.use_deterministic_algorithms(True, warn_only=torch.is_deterministic_algorithms_warn_only_enabled())
     torch.backends.cudnn.benchmark = False

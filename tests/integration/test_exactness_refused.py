@@ -15,6 +15,8 @@ from tests.integration.conftest import Run
     [
         (["+trainer.accumulate_grad_batches=2"], ["trainer.accumulate_grad_batches=2 must be 1", "logical_world"], 0),
         (["model._target_=probes.ReducingMLP"], ["torch.distributed.all_reduce", "probes.py", "consistency=none"], 1),
+        (["model._target_=probes.ChangingMLP"], ["on_train_batch_start changes the batch", "training_step"], 1),
+        (["model._target_=probes.LosslessMLP", "elastic.nproc_per_node=1"], ["training_step returned no loss"], 1),
         (["data.batch_size=3000", "data._target_=probes.DroppingDigits"], ["1437 samples, fewer than one step"], 1),
     ],
 )

@@ -32,9 +32,14 @@ from torchmetrics import Metric, SumMetric
         (DDPStrategy, ["configure_ddp", "training_step", "validation_step", "test_step", "backward"]),
         (_TrainingEpochLoop, ["_broadcast_sigterm_tensor", "_should_check_val_fx", "_num_ready_batches_reached"]),
         (_EvaluationLoop, ["_store_dataloader_outputs", "on_run_start", "on_run_end", "num_dataloaders"]),
+        (
+            _EvaluationLoop,
+            ["setup_data", "_evaluation_step", "_is_sequential", "on_save_checkpoint", "on_load_checkpoint"],
+        ),
         (_ResultCollection, ["log", "reset", "result_metrics"]),
         (_LoggerConnector, ["should_reset_tensors", "epoch_end_reached"]),
-        (Metric, ["sync", "unsync"]),
+        (Metric, ["sync", "unsync", "reset", "forward"]),
+        (torch.distributed.ProcessGroup, ["allreduce", "_allgather_base", "broadcast", "barrier", "send"]),
         (pl.LightningModule, ["_on_before_batch_transfer"]),
         (_SignalConnector, ["register_signal_handlers"]),
         (_CheckpointConnector, ["dump_checkpoint"]),
@@ -80,8 +85,9 @@ def test_upstream_when_a_trainer_is_made_then_has_the_attributes_the_harness_set
     loops = (trainer.fit_loop.epoch_loop.val_loop, trainer.validate_loop, trainer.test_loop)
     assert all({"_results", "_combined_loader"} <= vars(loop).keys() for loop in loops)
     assert "_results" in vars(trainer.fit_loop.epoch_loop)
-    assert "_restarting" in vars(trainer.fit_loop)
-    assert "_layer_sync" in vars(DDPStrategy())
+    assert {"_restarting", "_last_train_dl_reload_epoch"} <= vars(trainer.fit_loop).keys()
+    assert "_last_val_dl_reload_epoch" in vars(trainer.fit_loop.epoch_loop.val_loop)
+    assert {"_layer_sync", "_ddp_comm_hook"} <= vars(DDPStrategy()).keys()
 
 
 def test_upstream_when_a_value_is_logged_then_its_sums_are_where_the_harness_finds_them() -> None:
@@ -97,7 +103,8 @@ def test_upstream_when_a_value_is_logged_then_its_sums_are_where_the_harness_fin
 
 
 def test_upstream_when_a_metric_is_made_then_its_state_is_where_the_harness_finds_it() -> None:
-    assert {"_defaults", "_update_count", "_computed"} <= vars(SumMetric()).keys()
+    names = {"_defaults", "_reductions", "_update_count", "_computed", "_forward_cache", "_cache", "_is_synced"}
+    assert names <= vars(SumMetric()).keys()
 
 
 def test_upstream_when_a_batch_is_fetched_then_the_dataset_gets_what_the_batch_sampler_yields() -> None:

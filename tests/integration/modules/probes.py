@@ -13,6 +13,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from torch.distributed import all_reduce
 from torch.utils.data import DataLoader
 
 from recipes.digits_mlp.module import DigitsData, DigitsMLP
@@ -124,8 +125,22 @@ class ReducingMLP(DigitsMLP):
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         loss = super().training_step(batch, batch_idx)
-        torch.distributed.all_reduce(loss.detach())
+        all_reduce(loss.detach())
         return loss
+
+
+class ChangingMLP(DigitsMLP):
+    """Adds noise to a batch in a hook that is called once a step."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        batch[0].add_(torch.randn_like(batch[0]))
+
+
+class LosslessMLP(DigitsMLP):
+    """Leaves its second batch out."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return super().training_step(batch, batch_idx) if batch_idx != 1 else None
 
 
 class UnpicklableMLP(DigitsMLP):

@@ -17,6 +17,7 @@ from torch.utils.data import (
     SequentialSampler,
     Subset,
     WeightedRandomSampler,
+    get_worker_info,
 )
 from torch.utils.data.distributed import DistributedSampler
 
@@ -164,7 +165,7 @@ def test_loader_when_the_dataset_is_a_subset_then_each_sample_has_its_own_noise(
 def test_loader_when_it_cannot_be_dealt_then_reason_and_way_out_are_given(loader: Any, words: str) -> None:
     for kind in (
         lambda: ElasticLoader(loader, 7, range(2), 2, lambda: 0),
-        lambda: EvaluationLoader(loader, "val_dataloader", 7, 0, 1, None),
+        lambda: EvaluationLoader(loader, "val_dataloader", 7, 0, 1, 2, None),
     ):
         with pytest.raises(ConfigError) as raised:
             kind()
@@ -181,6 +182,67 @@ def test_loader_when_the_length_changes_then_it_is_refused() -> None:
         parts(loader_of(shuffle=None, sampler=Growing(Noise(45))), 1, epoch=2)
 
 
+class OwnGenerator(SequentialSampler):
+    """Shuffles with a generator whose state depends on what was drawn before."""
+
+    def __init__(self, dataset: Any) -> None:
+        super().__init__(dataset)
+        self.generator = np.random.default_rng(3)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.generator.permutation(45).tolist())
+
+
+class Keyed(SequentialSampler):
+    """Shuffles with the global generator of numpy, and one of its own made out of the epoch."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        own = np.random.default_rng(self.epoch).permutation(45)
+        return iter(own[np.random.permutation(45)].tolist())
+
+
+def test_loader_when_a_sampler_has_a_generator_of_its_own_then_it_is_refused() -> None:
+    sampler = OwnGenerator(Noise(45))
+    with pytest.raises(ConfigError, match="its OwnGenerator gives another order each time") as raised:
+        parts(loader_of(shuffle=None, sampler=sampler), 1, epoch=1)
+    assert "elastic.consistency=none" in str(raised.value)
+
+
+def test_loader_when_a_sampler_draws_by_key_or_epoch_then_the_order_is_the_same_on_every_worker() -> None:
+    def order(world: int, epoch: int) -> Any:
+        return parts(loader_of(shuffle=None, sampler=Keyed(Noise(45))), world, epoch=epoch)
+
+    assert order(1, 1) == order(3, 1)
+    assert order(1, 1) != order(1, 2)
+
+
+class Opened(Noise):
+    """Its samples come from what its loader process opened."""
+
+    source = 0
+
+    def __getitem__(self, index: int) -> Any:
+        info = get_worker_info()
+        assert info is not None
+        return index, info.dataset.source, type(info.dataset).__name__
+
+
+def open_source(number: int) -> None:
+    info: Any = get_worker_info()
+    info.dataset.source = 7 + number
+
+
+def test_loader_when_a_loader_process_asks_for_its_dataset_then_it_is_the_users() -> None:
+    loader = DataLoader(Opened(8), 4, num_workers=1, worker_init_fn=open_source, collate_fn=list)
+    found = [sample for part in parts(loader, 1, ranks=1).values() for sample in part.batch]
+    assert found == [(index, 7, "Opened") for index in range(8)]
+
+
 @pytest.mark.parametrize(
     ("length", "drop_last", "words"),
     [
@@ -195,7 +257,7 @@ def test_loader_when_an_epoch_has_no_step_then_the_arithmetic_is_shown(
         parts(loader_of(length, drop_last=drop_last), 1)
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 12])
+@pytest.mark.parametrize("world", [1, 2, 3, 5, 12])
 @pytest.mark.parametrize(("limit", "batches"), [(None, 9), (4, 4), (0.5, 4)])
 def test_evaluation_when_any_number_of_workers_evaluates_then_each_batch_comes_once_d07(
     world: int, limit: float | None, batches: int
@@ -203,10 +265,25 @@ def test_evaluation_when_any_number_of_workers_evaluates_then_each_batch_comes_o
     found: dict[int, list[int]] = {}
     lengths = set()
     for rank in range(world):
-        loader = EvaluationLoader(loader_of(43, shuffle=False), "val_dataloader", 7, rank, world, limit)
+        loader = EvaluationLoader(loader_of(43, shuffle=False), "val_dataloader", 7, rank, world, 12, limit)
         lengths.add(len(loader))
         for batch in loader:
             found[loader.batch_index] = [sample[0] for sample in batch[:-1]]
             assert loader.samples() == len(found[loader.batch_index])
     assert lengths == {-(-batches // world)}
     assert found == {index: list(range(43))[index * 5 : index * 5 + 5] for index in range(batches)}
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_evaluation_when_workers_differ_then_each_logical_ranks_batches_stay_with_one(world: int) -> None:
+    loaders = [
+        EvaluationLoader(loader_of(60, shuffle=False), "val_dataloader", 7, rank, world, 4, None)
+        for rank in range(world)
+    ]
+    owners: dict[int, set[int]] = {}
+    for rank, loader in enumerate(loaders):
+        for _ in loader:
+            owners.setdefault(loader.logical_rank, set()).add(rank)
+    assert sorted(owners) == [0, 1, 2, 3]
+    assert all(len(ranks) == 1 for ranks in owners.values())
+    assert len({len(loader) for loader in loaders}) == 1

@@ -8,6 +8,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.trainer.connectors.logger_connector.result import _ResultCollection
+from torchmetrics import SumMetric
 
 from elastic_harness.exact.step_log import Record, Recorder, combined, gather, replay
 
@@ -40,6 +41,26 @@ def test_combined_when_not_synchronised_then_logical_rank_0_counts() -> None:
 def test_combined_when_only_some_ranks_log_a_name_then_the_mean_is_theirs() -> None:
     found = combined([record(0, 1.0), record(1, 2.0, name="rare"), record(3, 4.0, name="rare")])
     assert {each.name: each.value for each in found} == {"loss": 1.0, "rare": 3.0}
+
+
+def test_combined_when_a_rank_logs_a_name_twice_then_both_count_as_in_lightning() -> None:
+    twice = [record(0, 1.0), record(0, 2.0), record(1, 3.0), record(1, 6.0), record(1, 9.0)]
+    assert [each.value for each in combined(twice)] == [2.0, 4.0, 9.0]
+    unsynchronised = [record(0, 1.0, sync_dist=False), record(0, 2.0, sync_dist=False)]
+    assert [each.value for each in combined(unsynchronised)] == [1.0, 2.0]
+
+
+def test_replay_when_a_torchmetrics_object_was_logged_then_the_step_has_the_value_of_the_first_rank() -> None:
+    module, results = pl.LightningModule(), _ResultCollection(training=True)
+    module.metric = SumMetric()
+    records = []
+    for place in (1, 0):
+        recorder = Recorder(results, place, samples=1)
+        module.metric(10.0 + place)
+        recorder.log("training_step", "m", module.metric, on_step=True, on_epoch=True, metric_attribute="metric")
+        records += recorder.records
+    replay(combined(gather(records)), results, module)
+    assert results.metrics(on_step=True)["callback"]["m"] == 10.0
 
 
 def test_replay_when_recorded_then_the_results_are_those_of_lightning() -> None:

@@ -1,0 +1,187 @@
+"""torchmetrics objects compute the same bits at any number of workers, and go on after a restart with another one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchmetrics import (
+    CatMetric,
+    MaxMetric,
+    MeanMetric,
+    MeanSquaredError,
+    Metric,
+    MetricCollection,
+    PearsonCorrCoef,
+    SumMetric,
+)
+
+from elastic_harness.errors import ConfigError
+from elastic_harness.exact import metrics
+from elastic_harness.exact.logical import hosted
+from elastic_harness.exact.metrics import LogicalMetric, Place, State, logical_metrics, updated_at
+
+RANKS = 5
+
+
+class MeanState(Metric):
+    """A state that is averaged over workers."""
+
+    mean: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("mean", torch.zeros(()), dist_reduce_fx="mean")
+
+    def update(self, predicted: torch.Tensor, target: torch.Tensor) -> None:
+        self.mean = self.mean + (predicted - target).mean()
+
+    def compute(self) -> torch.Tensor:
+        return self.mean
+
+
+class Workers:
+    """The modules of all workers of a generation, with torchmetrics objects named ``metric``."""
+
+    def __init__(self, make: Callable[[], nn.Module], world: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.modules = [nn.ModuleDict({"metric": make()}) for _ in range(world)]
+        self.logical = [logical_metrics(module) for module in self.modules]
+        monkeypatch.setattr(metrics, "gathered", self.gathered)
+
+    def gathered(self, asked: Iterable[LogicalMetric]) -> list[dict[Place, State]]:
+        names = [name for each in asked for found in self.logical for name in found if found[name] is each]
+        return [self.states()[name] for name in names]
+
+    def states(self) -> dict[str, dict[Place, State]]:
+        return {
+            name: {place: state for found in self.logical for place, state in found[name].states().items()}
+            for name in self.logical[0]
+        }
+
+    def step(self, number: int, update: Callable[[Any, torch.Tensor, torch.Tensor], Any]) -> None:
+        for rank, module in enumerate(self.modules):
+            for logical_rank in reversed(hosted(rank, len(self.modules), RANKS)):
+                torch.manual_seed(100 * number + logical_rank)
+                predicted, target = torch.randn(2, 3) * 10**logical_rank
+                with updated_at(self.logical[rank].values(), ("train", logical_rank)):
+                    update(module["metric"], predicted, target)
+
+    def restarted(self, make: Callable[[], nn.Module], world: int, monkeypatch: pytest.MonkeyPatch) -> Workers:
+        states, new = self.states(), Workers(make, world, monkeypatch)
+        for rank, found in enumerate(new.logical):
+            for name, each in found.items():
+                mine = hosted(rank, world, RANKS)
+                each.restore(states[name], lambda place, mine=mine: place[1] in mine)  # type: ignore[misc]
+        return new
+
+    def computed(self) -> list[Any]:
+        return [[each.tolist() for each in _values(module["metric"].compute())] for module in self.modules]
+
+
+def _values(computed: Any) -> list[torch.Tensor]:
+    return list(computed.values()) if isinstance(computed, dict) else [computed]
+
+
+def both(metric: Any, predicted: torch.Tensor, target: torch.Tensor) -> None:
+    metric.update(predicted, target)
+
+
+def forward(metric: Any, predicted: torch.Tensor, target: torch.Tensor) -> None:
+    metric(predicted, target)
+
+
+def first(metric: Any, predicted: torch.Tensor, target: torch.Tensor) -> None:
+    metric(predicted)
+
+
+def pair() -> MetricCollection:
+    return MetricCollection({"mse": MeanSquaredError(), "rmse": MeanSquaredError(squared=False)})
+
+
+@pytest.mark.parametrize(
+    ("make", "update"),
+    [
+        (MeanMetric, first),
+        (SumMetric, first),
+        (MaxMetric, first),
+        (CatMetric, first),
+        (PearsonCorrCoef, forward),
+        (MeanState, both),
+        (MeanSquaredError, forward),
+        (pair, both),  # one compute group
+        (pair, forward),
+    ],
+)
+def test_metric_when_workers_differ_or_restart_then_it_computes_the_same_bits(
+    make: Callable[[], nn.Module], update: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = Workers(make, 1, monkeypatch)
+    for number in range(4):
+        one.step(number, update)
+    (expected,) = one.computed()
+
+    workers = Workers(make, 3, monkeypatch)
+    for number in range(4):
+        if number == 2:
+            workers = workers.restarted(make, 2, monkeypatch)
+        workers.step(number, update)
+    assert workers.computed() == [expected, expected]
+
+
+def test_metric_when_computed_then_it_is_the_one_of_all_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers, plain = Workers(MeanSquaredError, 2, monkeypatch), MeanSquaredError()
+
+    def update(metric: Any, predicted: torch.Tensor, target: torch.Tensor) -> None:
+        for each in (metric, plain):
+            each(predicted, target)
+
+    for number in range(2):
+        workers.step(number, update)
+    assert workers.computed()[0][0] == pytest.approx(float(plain.compute()))
+
+
+def test_metric_when_reset_between_steps_then_all_begin_anew_and_within_one_only_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    workers = Workers(SumMetric, 2, monkeypatch)
+    with updated_at(workers.logical[0].values(), ("train", 0)):
+        workers.modules[0]["metric"](1.0)
+    with updated_at(workers.logical[0].values(), ("train", 1)):
+        workers.modules[0]["metric"](2.0)
+        workers.modules[0]["metric"].reset()
+        workers.modules[0]["metric"](4.0)
+    assert workers.computed() == [[5.0], [5.0]]
+    for module in workers.modules:
+        module["metric"].reset()
+    with updated_at(workers.logical[1].values(), ("train", 4)):
+        workers.modules[1]["metric"](8.0)
+    assert workers.computed() == [[8.0], [8.0]]
+
+
+def test_metric_when_updated_outside_of_steps_then_it_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = Workers(SumMetric, 3, monkeypatch)
+    for module in workers.modules:
+        module["metric"](3.0)
+    with updated_at(workers.logical[1].values(), ("train", 2)):
+        workers.modules[1]["metric"](4.0)
+    assert workers.computed() == [[7.0]] * 3
+    workers = workers.restarted(SumMetric, 2, monkeypatch)
+    assert workers.computed() == [[7.0]] * 2
+
+
+def test_metric_when_a_step_has_no_weight_then_it_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = Workers(SumMetric, 1, monkeypatch)
+    with updated_at(workers.logical[0].values(), ("train", 0), keep=False):
+        workers.modules[0]["metric"](3.0)
+    assert workers.states() == {"metric": {}}
+
+
+def test_metric_when_computed_over_workers_inside_a_step_then_it_is_refused() -> None:
+    metric = SumMetric()
+    with updated_at(logical_metrics(nn.ModuleDict({"metric": metric})).values(), ("train", 0)):
+        metric(1.0)
+        with pytest.raises(ConfigError, match="SumMetric is computed over all workers inside a step"):
+            metric.compute()
