@@ -11,7 +11,6 @@ import ctypes
 import logging
 import os
 import signal
-import time
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -26,12 +25,12 @@ from elastic_harness import zygote
 from elastic_harness.checkpoint.node_memory import step_of
 from elastic_harness.checkpoint.states import Reachable, RunStates
 from elastic_harness.checkpoint.writer import Capture, Written
+from elastic_harness.diagnosis import first_failure
 from elastic_harness.display import Display
-from elastic_harness.errors import ClusterError, ConfigError, HarnessError, Stopped, TrainingFailed
+from elastic_harness.errors import ClusterError, HarnessError, Stopped, TrainingFailed
 from elastic_harness.events import Timeline
 from elastic_harness.local_worker import LocalWorker
 from elastic_harness.messages import (
-    EXIT_MISSING_MAIN_GUARD,
     Assignment,
     Evaluated,
     Finished,
@@ -49,8 +48,6 @@ from elastic_harness.stop_signals import StopSignals
 
 log = logging.getLogger(__name__)
 
-# How long a failure that looks like the consequence of another one waits for that other one to show.
-_CULPRIT_SECONDS = 2.0
 # How long a worker that has finished may take to leave.
 _FAREWELL_SECONDS = 5.0
 # How long handing over a state may take: after a crash, and when there is a step to be finished.
@@ -160,7 +157,7 @@ class ElasticAgent(LocalElasticAgent):
                     return None
                 self._raise_if_stopped()
                 if result.state is WorkerState.FAILED:
-                    return self._first_failure()
+                    return first_failure(self._locals, self._read, step=self.step, made_progress=self._made_progress)
         except HarnessError:
             self._rescue(_CRASH_SECONDS)
             raise
@@ -273,47 +270,6 @@ class ElasticAgent(LocalElasticAgent):
                     if source.assignment.rank == 0:
                         self.output = output
 
-    def _first_failure(self) -> Failure:
-        """The failure that the others of this generation only follow from."""
-        deadline = time.monotonic() + _CULPRIT_SECONDS
-        while True:
-            ended = [each for each in self._locals if each.raised or not each.process.is_alive()]
-            running = [each for each in self._locals if each not in ended]
-            for each in self._locals:
-                self._read(each)
-            failures = [self._failure_of(each) for each in ended if not each.finished]
-            causes = [failure for failure, consequence in failures if not consequence]
-            if causes:
-                return causes[0]
-            if not running or time.monotonic() > deadline:
-                return failures[0][0]
-            wait([each.process.sentinel for each in running], timeout=0.05)
-
-    def _failure_of(self, source: LocalWorker) -> tuple[Failure, bool]:
-        """What ended a worker, and whether that only came of another one's end."""
-        rank, log = source.assignment.rank, source.assignment.log_path
-        common: dict[str, Any] = {"step": self.step, "made_progress": self._made_progress, "log": log}
-        raised = source.raised
-        if raised is not None and raised.refused:
-            raise ConfigError(raised.refused)
-        if raised is not None and raised.exit_code is None:
-            failure = Failure(
-                rank, "exception", raised.name, raised.message, raised.place,
-                permanent=raised.permanent, traceback=raised.traceback, **common,
-            )  # fmt: skip
-            return failure, raised.consequence
-        code = raised.exit_code if raised is not None else source.process.exitcode
-        assert code is not None
-        if code == EXIT_MISSING_MAIN_GUARD and not source.progress.started:
-            raise ConfigError(_MISSING_MAIN_GUARD)
-        if code == zygote.EXIT_CODE_OF_ORPHANS and not zygote.is_alive():
-            return Failure(None, "zygote", "", **common), False
-        if code < 0:
-            return Failure(rank, "signal", _signal_name(-code), exit_code=code, **common), False
-        # A worker that never got as far as its first message ended in the import of the user's script, before its
-        # output went to its log: it will do so again.
-        return Failure(rank, "exit", "", exit_code=code, permanent=not source.progress.started, **common), False
-
     # -- stopping ------------------------------------------------------------------------------------------------
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
@@ -351,16 +307,3 @@ class ElasticAgent(LocalElasticAgent):
     def _construct_event(self, state: str, source: EventSource, *_: Any, **__: Any) -> Event:
         # torch's looks up this machine's full name in the DNS for every event, and nobody reads them.
         return Event(f"torchelastic.worker.status.{state}", source=source)
-
-
-_MISSING_MAIN_GUARD = (
-    'The script calls fit() outside of `if __name__ == "__main__":`. Every worker imports the script, so that line '
-    'is needed: put what builds the Trainer and calls fit() below `if __name__ == "__main__":`.'
-)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal
-        return f"signal {number}"

@@ -35,6 +35,7 @@ from elastic_harness.events import Timeline
 from elastic_harness.exact.refused import refuse_inexact_training
 from elastic_harness.exact.settled import recorded_as, settle
 from elastic_harness.messages import EXIT_MISSING_MAIN_GUARD
+from elastic_harness.output import Output
 from elastic_harness.process_state import ProcessState
 from elastic_harness.restart import RestartPolicy
 from elastic_harness.result import Result
@@ -118,7 +119,7 @@ class ElasticLauncher(_Launcher):
     def kill(self, signum: Any) -> None:
         """Nothing to do: only the agent ends workers."""
 
-    def _supervise(self, launch: _Launch) -> worker.Output:
+    def _supervise(self, launch: _Launch) -> Output:
         """Run the agent to the end and record how it ended."""
         agent, timeline = self._agent(launch), launch.timeline
         status, failure, output = "failed", None, None
@@ -126,7 +127,7 @@ class ElasticLauncher(_Launcher):
             with self._display.progress():
                 agent.run()
             assert agent.output is not None
-            output = worker.Output.from_bytes(agent.output)
+            output = Output.from_bytes(agent.output)
             status = "finished"
             return output
         except Stopped:
@@ -235,7 +236,7 @@ def _hooks_stay_in_workers(trainer: pl.Trainer) -> Iterator[None]:
         raise
 
 
-def _take_over(output: worker.Output, trainer: pl.Trainer) -> None:
+def _take_over(output: Output, trainer: pl.Trainer) -> None:
     """Put rank 0's result into the Trainer of this process."""
     if output.state_dict is not None:
         _load_weights(trainer, output.state_dict)

@@ -115,7 +115,7 @@ class Raised(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """The worker did its part; rank 0 adds the bytes of a ``worker.Output``."""
+    """The worker did its part; rank 0 adds the bytes of a ``output.Output``."""
 
     output: bytes | None
 

@@ -14,7 +14,7 @@ from elastic_harness.events import Timeline
 
 if TYPE_CHECKING:
     from elastic_harness.messages import Evaluated
-    from elastic_harness.worker import Output
+    from elastic_harness.output import Output
 
 
 @dataclass(frozen=True)

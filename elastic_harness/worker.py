@@ -7,7 +7,6 @@ with it, and ends itself when its agent is gone.
 from __future__ import annotations
 
 import ctypes
-import io
 import os
 import pickle
 import signal
@@ -16,7 +15,6 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
 from inspect import signature
 from multiprocessing.connection import Connection, wait
@@ -25,61 +23,31 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytorch_lightning as pl
-import torch
 from pytorch_lightning.callbacks import Callback, ProgressBar
 from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.trainer import call
 from pytorch_lightning.trainer.states import TrainerFn
 from torch.distributed import TCPStore
 
-from elastic_harness import exception_report, loops, zygote
+from elastic_harness import exception_report, loops, output, zygote
 from elastic_harness.checkpoint import election
 from elastic_harness.checkpoint.boundary import Boundary
 from elastic_harness.checkpoint.callback import ElasticCheckpoint
 from elastic_harness.loops import Next
 from elastic_harness.messages import (
     Assignment,
-    Evaluated,
     Finished,
     Message,
     Phase,
     Progress,
-    Resumed,
 )
 from elastic_harness.process_state import ProcessState
+from elastic_harness.reporter import Reporter
 from elastic_harness.rescue import RescueThread
 from elastic_harness.run_folder import hold_lock
 
 # How long the on_exception hooks of a worker may take.
 _HOOK_SECONDS = 10.0
-
-
-@dataclass(frozen=True)
-class Output:
-    """What rank 0 sends back to the Trainer of the launching process."""
-
-    epoch: int
-    results: Any
-    trainer_state: Any
-    loops: dict[str, Any]
-    callback_metrics: dict[str, Any]
-    callbacks: dict[str, Any]
-    best_model_path: str
-    state_dict: dict[str, Any] | None
-
-    def to_bytes(self) -> bytes:
-        """For the pipe to the agent."""
-        buffer = io.BytesIO()
-        torch.save(self, buffer)
-        return buffer.getvalue()
-
-    @staticmethod
-    def from_bytes(data: bytes) -> Output:
-        """The output that ``to_bytes`` gave, its tensors on the CPU."""
-        # Sent by our own worker, not read from a file.
-        output = torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
-        assert isinstance(output, Output)
-        return output
 
 
 def main(
@@ -107,11 +75,11 @@ def main(
     try:
         state.restore()
         trainer, function, args, kwargs = pickle.loads(memoryview(payload))
-        output = _run(trainer, function, args, kwargs, assignment, progress, send, rescuer)
+        result = _run(trainer, function, args, kwargs, assignment, progress, send, rescuer)
     except BaseException as exception:
         _leave(exception, trainer, send, rescuer)
     progress.phase = Phase.FINISHED
-    send(Finished(output))
+    send(Finished(result))
 
 
 def _detach(assignment: Assignment) -> None:
@@ -169,11 +137,10 @@ def _run(
         if assignment.generation > 0:
             _purge_from(trainer, max(step, 0))
         _set_boundaries(trainer, assignment, progress, send, rescuer)
-    callbacks.insert(0, _Reporter(progress, path, send if assignment.rank == 0 else _drop))
+    callbacks.insert(0, Reporter(progress, path, send if assignment.rank == 0 else _drop))
     results = function(*bound.args, **bound.kwargs)
-    # On every rank, since the state of a metric may take a collective.
-    output = _collect(trainer, results)
-    return output.to_bytes() if assignment.rank == 0 else None
+    collected = output.collect(trainer, results)
+    return collected.to_bytes() if assignment.rank == 0 else None
 
 
 def _set_boundaries(
@@ -241,72 +208,8 @@ def _purge_from(trainer: pl.Trainer, step: int) -> None:
             logger._kwargs["purge_step"] = step
 
 
-def _collect(trainer: pl.Trainer, results: Any) -> Output:
-    fitting = trainer.state.fn == TrainerFn.FITTING
-    best = trainer.checkpoint_callback
-    metrics: dict[str, Any] = dict(trainer.callback_metrics)
-    for callback in trainer.checkpoint_callbacks if fitting and not metrics else ():
-        if isinstance(callback, ElasticCheckpoint):  # There was nothing left to train.
-            metrics = {name: torch.tensor(value) for name, value in callback.metrics.items()}
-    return Output(
-        epoch=trainer.current_epoch,
-        results=results,
-        trainer_state=trainer.state,
-        loops=trainer.fit_loop.state_dict(),
-        callback_metrics=metrics,
-        callbacks=call._call_callbacks_state_dict(trainer) if fitting else {},
-        best_model_path=str(getattr(best, "best_model_path", "")),
-        state_dict=trainer.lightning_module.state_dict() if fitting else None,
-    )
-
-
 def _drop(message: Message) -> None:
     """Ranks other than 0 have nothing to say about the run."""
-
-
-class _Reporter(Callback):
-    """Keeps the shared record up to date, and reports where training starts and the end of each validation."""
-
-    def __init__(self, progress: Progress, resumed_from: str | None, send: Callable[[Message], None]) -> None:
-        self._progress = progress
-        self._resumed_from = resumed_from
-        self._send = send
-
-    def _update(self, trainer: pl.Trainer, phase: Phase) -> None:
-        self._progress.phase = phase
-        self._progress.epoch = trainer.current_epoch
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        total = trainer.estimated_stepping_batches
-        self._progress.total_steps = -1 if total == float("inf") else int(total)
-        self._update(trainer, Phase.TRAINING)
-        self._progress.step = self._progress.begun = trainer.global_step
-        self._send(Resumed(self._resumed_from, trainer.global_step))
-
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        self._progress.begun = trainer.global_step + 1
-
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        self._update(trainer, Phase.TRAINING)
-        # Reading the loss waits for a GPU, so not at every step.
-        if trainer._logger_connector.should_update_logs and isinstance(outputs, dict) and "loss" in outputs:
-            self._progress.loss = float(outputs["loss"])
-
-    def on_validation_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any, **__: Any) -> None:
-        self._update(trainer, Phase.EVALUATING)
-
-    def on_test_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any, **__: Any) -> None:
-        self._update(trainer, Phase.EVALUATING)
-
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
-            metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-            self._send(Evaluated(trainer.current_epoch, trainer.global_step, metrics))
-        self._update(trainer, Phase.TRAINING)
 
 
 def _leave(

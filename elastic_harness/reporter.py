@@ -1,0 +1,57 @@
+"""What a worker tells its agent of its progress."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.callbacks import Callback
+from pytorch_lightning.trainer.states import TrainerFn
+
+from elastic_harness.messages import Evaluated, Message, Phase, Progress, Resumed
+
+
+class Reporter(Callback):
+    """Keeps the shared record up to date, and reports where training starts and the end of each validation."""
+
+    def __init__(self, progress: Progress, resumed_from: str | None, send: Callable[[Message], None]) -> None:
+        self._progress = progress
+        self._resumed_from = resumed_from
+        self._send = send
+
+    def _update(self, trainer: pl.Trainer, phase: Phase) -> None:
+        self._progress.phase = phase
+        self._progress.epoch = trainer.current_epoch
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        total = trainer.estimated_stepping_batches
+        self._progress.total_steps = -1 if total == float("inf") else int(total)
+        self._update(trainer, Phase.TRAINING)
+        self._progress.step = self._progress.begun = trainer.global_step
+        self._send(Resumed(self._resumed_from, trainer.global_step))
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        self._progress.begun = trainer.global_step + 1
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._update(trainer, Phase.TRAINING)
+        # Reading the loss waits for a GPU, so not at every step.
+        if trainer._logger_connector.should_update_logs and isinstance(outputs, dict) and "loss" in outputs:
+            self._progress.loss = float(outputs["loss"])
+
+    def on_validation_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any, **__: Any) -> None:
+        self._update(trainer, Phase.EVALUATING)
+
+    def on_test_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any, **__: Any) -> None:
+        self._update(trainer, Phase.EVALUATING)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
+            metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+            self._send(Evaluated(trainer.current_epoch, trainer.global_step, metrics))
+        self._update(trainer, Phase.TRAINING)
