@@ -5,8 +5,8 @@
 Both read the same 500x375 JPEG files, cut from the two photographs that come with scikit-learn, and make batches of
 32 random 224-pixel crops: the same distribution of crops, the same antialiased bilinear interpolation. ImageFolder
 normalises each image in the loader. This data path hands on bytes, which are normalised on the device; without a
-GPU that is the same core, so both counts are shown. Processor time is measured, and rounds alternate, so that a
-busy machine changes little. A ratio is the median over the rounds.
+GPU that is the same core, so both counts are shown. Processor time is measured, and short rounds alternate, so that
+a busy machine changes little. A ratio is the median over the rounds.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ def rate(batches: Iterable[Any], count: int) -> float:
 def main() -> None:
     """Measure and print one table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=int, default=512, help="images a round (default: 512)")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds, each measuring all (default: 5)")
+    parser.add_argument("--images", type=int, default=128, help="images a round (default: 128)")
+    parser.add_argument("--rounds", type=int, default=21, help="rounds, each measuring all (default: 21)")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     count = arguments.images

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
-from torchvision.io import ImageReadMode, decode_image  # type: ignore[import-untyped]
+from torchvision.io import ImageReadMode  # type: ignore[import-untyped]
 
 # What PIL raises on damaged bytes, depending on the format and on where the damage is.
 _PIL_ERRORS = (OSError, SyntaxError, ValueError, EOFError, IndexError, TypeError, struct.error)
@@ -48,7 +48,8 @@ def read_rgb(path: str) -> Tensor:
     """
     data = np.fromfile(path, dtype=np.uint8)
     try:
-        image: Tensor = decode_image(torch.from_numpy(data), mode=ImageReadMode.RGB)
+        # What torchvision.io.decode_image calls, without the time that its warning takes for every image.
+        image: Tensor = torch.ops.image.decode_image(torch.from_numpy(data), ImageReadMode.RGB.value, False)
     except RuntimeError:
         return _read_with_pil(path, data)
     if image.dim() == 4:  # an animation; PIL shows its first frame too

@@ -7,6 +7,7 @@ stay bytes until they reach the device: a quarter of the memory traffic of float
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 
 import torch
@@ -16,12 +17,17 @@ from torchvision.transforms import v2  # type: ignore[import-untyped]
 
 Transform = Callable[[Tensor], Tensor]
 
+_ASPECT_RATIO = (3 / 4, 4 / 3)
+_LOG_ASPECT_RATIO = torch.tensor(_ASPECT_RATIO).log().tolist()
+_TRIES = 10
+
 
 class TrainTransform:
     """Random area and aspect ratio (Szegedy et al. 2015, arXiv:1409.4842), and a random horizontal flip.
 
-    The same result as torchvision's ``RandomResizedCrop``, in two thirds of its time: the crop is made dense
-    before it is resized, which torch does faster than reading a window of the whole image.
+    The same result as torchvision's ``RandomResizedCrop``, from the same random numbers, in half of its time: these
+    are drawn as plain numbers, and the crop is made dense before it is resized, which torch does faster than reading
+    a window of the whole image.
 
     Args:
         image_size: side of the result in pixels.
@@ -31,16 +37,27 @@ class TrainTransform:
 
     def __init__(self, image_size: int, scale: tuple[float, float], *, flip: bool) -> None:
         self.image_size = image_size
+        self.scale = scale
         self.flip = flip
-        self._crop = v2.RandomResizedCrop(image_size, scale=scale)
 
     def __call__(self, image: Tensor) -> Tensor:
-        box = self._crop.make_params([image])
-        rows = slice(box["top"], box["top"] + box["height"])
-        columns = slice(box["left"], box["left"] + box["width"])
+        rows, columns = self._box(*image.shape[1:])
         dense = image[None, :, rows, columns].contiguous(memory_format=torch.channels_last)
         resized = F.interpolate(dense, (self.image_size, self.image_size), mode="bilinear", antialias=True)[0]
-        return resized.flip(-1) if self.flip and torch.rand(()) < 0.5 else resized
+        return resized.flip(-1) if self.flip and torch.rand(()).item() < 0.5 else resized
+
+    def _box(self, height: int, width: int) -> tuple[slice, slice]:
+        """Rows and columns of a random crop; the largest centre of an allowed aspect ratio if none tried fits."""
+        for _ in range(_TRIES):
+            area = height * width * torch.empty(1).uniform_(*self.scale).item()
+            ratio = torch.empty(1).uniform_(*_LOG_ASPECT_RATIO).exp_().item()
+            h, w = round(math.sqrt(area / ratio)), round(math.sqrt(area * ratio))
+            if 0 < h <= height and 0 < w <= width:
+                top, left = (int(torch.randint(room + 1, (1,)).item()) for room in (height - h, width - w))
+                return slice(top, top + h), slice(left, left + w)
+        h, w = min(height, round(width / _ASPECT_RATIO[0])), min(width, round(height * _ASPECT_RATIO[1]))
+        top, left = (height - h) // 2, (width - w) // 2
+        return slice(top, top + h), slice(left, left + w)
 
 
 def eval_transform(image_size: int, resize_size: int) -> Transform:

@@ -9,7 +9,7 @@ as the last backward has made its gradients.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from itertools import groupby
 
 import torch
@@ -20,7 +20,8 @@ from torch.nn import Parameter
 from elastic_harness.exact.bucket import Bucket, BucketSum, Place, PlainBucketSum
 
 BUCKET_BYTES = 25 * 2**20
-"""Size of a bucket, that of DistributedDataParallel."""
+LAST_BUCKET_BYTES = 2**20
+"""Sizes of a bucket, and of the last one to leave, those of DistributedDataParallel."""
 
 
 class TreeReducer:
@@ -77,13 +78,17 @@ class TreeReducer:
         self._missing = [set(members) for members in self._members]
         self._parts.clear()
 
-    def finish(self) -> None:
-        """Add what all workers have, and give every parameter the sum as its gradient."""
+    def launch(self) -> None:
+        """Send what has not left yet; the messages of every worker are in the same order."""
         if self._expected is not None and self._overlaps is None:
             self._overlaps = max(self._parts.values(), default=1) == 1
         while self._launched < len(self._sums):
             self._launch()
         self._expected = None
+
+    def finish(self) -> None:
+        """Add what all workers have, and give every parameter the sum as its gradient."""
+        self.launch()
         for each in self._sums:
             each.advance()
         for each in self._sums:
@@ -118,33 +123,47 @@ class PlainReducer(TreeReducer):
     _sum = PlainBucketSum
 
 
-def broadcast(tensors: Sequence[Tensor]) -> None:
-    """Give every worker rank 0's values, in one message a type."""
+def start_broadcast(tensors: Iterable[Tensor]) -> Callable[[], None]:
+    """Begin to give every worker rank 0's values, in one message a type.
+
+    Returns:
+        Waits for the values and puts them into the tensors.
+    """
+    sent = []
     for _, group in groupby(sorted(tensors, key=_kind), key=_kind):
-        members = list(group)
-        flat = torch.cat([tensor.detach().reshape(-1) for tensor in members])
-        dist.broadcast(flat, 0)
-        parts = torch.split(flat, [tensor.numel() for tensor in members])
-        for tensor, part in zip(members, parts, strict=True):
-            tensor.detach().copy_(part.view(tensor.size()))
+        members = [tensor.detach() for tensor in group]
+        flat = torch.cat([tensor.reshape(-1) for tensor in members])
+        work = dist.broadcast(flat, 0, async_op=True)
+        assert work is not None
+        sent.append((members, flat, work))
+
+    def finish() -> None:
+        for members, flat, work in sent:
+            work.wait()
+            parts = torch.split(flat, [tensor.numel() for tensor in members])
+            torch._foreach_copy_(members, [part.view_as(tensor) for tensor, part in zip(members, parts, strict=True)])
+
+    return finish
 
 
 def _buckets(parameters: list[Parameter], world_size: int, bucket_bytes: int) -> list[Bucket]:
-    """Buckets in the order in which gradients become ready: from the last parameter to the first."""
+    """Buckets in the order in which gradients become ready: from the last parameter to the first.
+
+    The last one is small: nothing is left to compute while it is on its way.
+    """
     buckets: list[Bucket] = []
-    backwards = parameters[::-1]
-    for _, group in groupby(sorted(backwards, key=_kind), key=_kind):
+    for _, group in groupby(sorted(parameters, key=_kind), key=_kind):
         members: list[Parameter] = []
-        size = 0
+        size, limit = 0, min(LAST_BUCKET_BYTES, bucket_bytes)
         for parameter in group:
             members.append(parameter)
             size += parameter.numel() * parameter.element_size()
-            if size >= bucket_bytes:
-                buckets.append(Bucket(members, world_size))
-                members, size = [], 0
+            if size >= limit:
+                buckets.append(Bucket(members[::-1], world_size))
+                members, size, limit = [], 0, bucket_bytes
         if members:
-            buckets.append(Bucket(members, world_size))
-    return buckets
+            buckets.append(Bucket(members[::-1], world_size))
+    return buckets[::-1]
 
 
 _kind: Callable[[Tensor], str] = lambda tensor: f"{tensor.dtype} {tensor.device}"  # noqa: E731

@@ -6,8 +6,9 @@ those of all logical ranks, reduced in the order of the tree. So a callback or a
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
@@ -21,6 +22,10 @@ from torchmetrics import Metric
 from elastic_harness.exact.logical import TreeSum
 
 _NOT_KEPT = ("sync_dist_fn", "sync_dist_group", "batch_size")
+
+_LENGTH_BYTES = 8
+_ROOM = 4096
+"""Bytes of a worker's records that travel in one message; more take a second one. A call of log is about 200."""
 
 
 @dataclass(frozen=True)
@@ -94,11 +99,49 @@ class Recorder(_ResultCollection):
 
 def gather(records: list[Record]) -> list[Record]:
     """The records of all workers, on all of them, in the order of their places."""
-    everyones = [records]
-    if dist.is_initialized() and dist.get_world_size() > 1:
-        everyones = [[] for _ in range(dist.get_world_size())]
-        dist.all_gather_object(everyones, records)
-    return sorted((record for each in everyones for record in each), key=lambda record: record.place)
+    return start_gather(records)()
+
+
+def start_gather(records: list[Record]) -> Callable[[], list[Record]]:
+    """Begin a ``gather``, so that it does not make the workers wait for each other at this point.
+
+    Returns:
+        Waits for the records of all workers and returns them.
+    """
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return lambda: sorted(records, key=attrgetter("place"))
+    data = pickle.dumps(records)
+    arrived = _exchange(data, _ROOM)
+
+    def finish() -> list[Record]:
+        everyones, longest = arrived()
+        if longest > _ROOM:
+            everyones, _ = _exchange(data, longest)()
+        return sorted((record for each in everyones for record in pickle.loads(each)), key=attrgetter("place"))
+
+    return finish
+
+
+def _exchange(data: bytes, room: int) -> Callable[[], tuple[list[bytes], int]]:
+    """Begin to send every worker's bytes to all, as many as there is room for; it returns them and the longest length.
+
+    One message, as its size is known beforehand: ``all_gather_object`` takes two, and two waits.
+    """
+    device = "cpu" if dist.get_backend() == "gloo" else "cuda"
+    own = (len(data).to_bytes(_LENGTH_BYTES) + data[:room]).ljust(_LENGTH_BYTES + room)
+    sent = torch.frombuffer(bytearray(own), dtype=torch.uint8).to(device)
+    received = sent.new_empty(dist.get_world_size() * len(sent))
+    work = dist.all_gather_single(received, sent, async_op=True)
+    assert work is not None
+
+    def finish() -> tuple[list[bytes], int]:
+        work.wait()
+        rows = [row.tobytes() for row in received.view(-1, len(sent)).cpu().numpy()]
+        lengths = [int.from_bytes(row[:_LENGTH_BYTES]) for row in rows]
+        parts = [row[_LENGTH_BYTES:][:length] for row, length in zip(rows, lengths, strict=True)]
+        return parts, max(lengths)
+
+    return finish
 
 
 def combined(records: Iterable[Record]) -> list[Record]:

@@ -24,9 +24,9 @@ from elastic_harness.exact.loader import ElasticLoader, Part, Step
 from elastic_harness.exact.logical import hosted
 from elastic_harness.exact.metrics import Place, logical_metrics, updated_at
 from elastic_harness.exact.randomness import seed_generators
-from elastic_harness.exact.reduce import PlainReducer, TreeReducer, broadcast
+from elastic_harness.exact.reduce import PlainReducer, TreeReducer, start_broadcast
 from elastic_harness.exact.refused import refuse_inexact
-from elastic_harness.exact.step_log import Record, Recorder, combined, gather, replay
+from elastic_harness.exact.step_log import Record, Recorder, combined, replay, start_gather
 
 if TYPE_CHECKING:
     from elastic_harness.strategy import ElasticStrategy
@@ -169,26 +169,28 @@ class ExactTraining:
                 buffer.detach().copy_(before)
         output = self._run(step, lowest, args)
         _loss(output)
-        results = module.trainer.fit_loop.epoch_loop._results
-        replay(combined(gather(self._records)), results, module)
         return output
 
     def backward(self, loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
         """Backward for the lowest rank; then every parameter has the gradient of the whole step.
 
-        Hooks see what they see under DDP: the loss before, the reduced gradients after.
+        Hooks see what they see under DDP: the loss before, the reduced gradients after. What was logged and the
+        buffers travel beside the gradients, so that the workers wait for each other once a step, here at the end.
         """
         step, module, precision = self._step, self._module, self._strategy.precision_plugin
         lowest, reducer = step.parts[0], self._reducer
         assert reducer is not None
         loss = precision.pre_backward(loss * _weight(step, lowest), module)
+        all_records = start_gather(self._records)
         if lowest.count:
             reducer.expect(lowest.logical_rank)
         precision.backward(loss, module, optimizer, *args, **kwargs)
+        reducer.launch()
+        # Not before: with checkpointing, a backward runs layers again, and these may change their buffers.
+        take_buffers = start_broadcast(module.buffers() if self._strategy.world_size > 1 else ())
         reducer.finish()
-        buffers = list(module.buffers())
-        if buffers and self._strategy.world_size > 1:
-            broadcast(buffers)
+        take_buffers()
+        replay(combined(all_records()), module.trainer.fit_loop.epoch_loop._results, module)
         return precision.post_backward(loss, module)
 
     @property

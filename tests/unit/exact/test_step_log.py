@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import multiprocessing
+from pathlib import Path
 from typing import Any
 
 import pytest
 import pytorch_lightning as pl
 import torch
+import torch.distributed as dist
 from pytorch_lightning.trainer.connectors.logger_connector.result import _ResultCollection
 from torchmetrics import SumMetric
 
-from elastic_harness.exact.step_log import Record, Recorder, combined, gather, replay
+from elastic_harness.exact.step_log import Record, Recorder, combined, gather, replay, start_gather
 
 
 def record(place: int, value: float, weight: int = 1, name: str = "loss", **options: Any) -> Record:
@@ -19,6 +22,28 @@ def record(place: int, value: float, weight: int = 1, name: str = "loss", **opti
 
 def test_gather_when_one_worker_hosts_all_then_records_are_in_the_order_of_ranks() -> None:
     assert [each.place for each in gather([record(1, 0.0), record(2, 0.0), record(0, 0.0)])] == [0, 1, 2]
+
+
+def gathered_by(rank: int, folder: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    few = [record(rank, 0.25 + rank)]
+    many = [record(rank, float(number), name=f"value {number}") for number in range(1000 * rank)]
+    arrived = [start_gather(few), start_gather(many), start_gather([])]  # all on their way at once
+    found = [each() for each in arrived]
+    assert found[0] == [record(0, 0.25), record(1, 1.25)]
+    assert found[1] == [record(1, float(number), name=f"value {number}") for number in range(1000)]
+    assert found[2] == []
+    dist.destroy_process_group()
+
+
+def test_gather_when_two_workers_have_few_or_many_records_then_both_have_all(tmp_path: Path) -> None:
+    fork = multiprocessing.get_context("fork")
+    workers = [fork.Process(target=gathered_by, args=(rank, str(tmp_path))) for rank in range(2)]
+    for process in workers:
+        process.start()
+    for process in workers:
+        process.join()
+    assert [process.exitcode for process in workers] == [0, 0]
 
 
 @pytest.mark.parametrize(

@@ -15,20 +15,29 @@ def image(height: int = 60, width: int = 80) -> torch.Tensor:
     return pixels.permute(2, 0, 1)  # as decoders return it
 
 
-def test_train_transform_when_seeded_then_equals_torchvisions_random_resized_crop() -> None:
-    ours = TrainTransform(32, (0.2, 1.0), flip=False)
-    theirs = v2.RandomResizedCrop(32, scale=(0.2, 1.0), antialias=True)
-    for seed in range(20):
+# The long ones with crops of nearly all of their area: none fits, and a centre is taken.
+@pytest.mark.parametrize(
+    ("size", "scale"),
+    [((60, 80), (0.08, 1.0)), ((20, 200), (0.9, 1.0)), ((200, 20), (0.9, 1.0)), ((9, 7), (0.08, 1.0))],
+)
+def test_train_transform_when_seeded_then_equals_torchvisions_random_resized_crop(
+    size: tuple[int, int], scale: tuple[float, float]
+) -> None:
+    pixels = image(*size)
+    ours = TrainTransform(32, scale, flip=False)
+    theirs = v2.RandomResizedCrop(32, scale=scale, antialias=True)
+    for seed in range(50):
         torch.manual_seed(seed)
-        crop = ours(image())
+        crop = ours(pixels)
+        state = torch.get_rng_state()
         torch.manual_seed(seed)
-        assert torch.equal(crop, theirs(image()))
+        assert torch.equal(crop, theirs(pixels))
+        assert torch.equal(state, torch.get_rng_state())
 
 
 def test_train_transform_when_it_flips_then_half_of_the_images_are_mirrored() -> None:
     transform = TrainTransform(16, (1.0, 1.0), flip=True)
     square = image(16, 16)
-    transform._crop = v2.RandomResizedCrop(16, scale=(1.0, 1.0), ratio=(1.0, 1.0))
     torch.manual_seed(0)
     crops = [transform(square) for _ in range(200)]
     mirrored = sum(torch.equal(crop, square.flip(-1)) for crop in crops)
