@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from elastic_harness.errors import ConfigError
 from elastic_harness.messages import Evaluated, Phase
 from elastic_harness.messages import Progress as WorkerProgress
 from elastic_harness.restart import Decision, Failure
@@ -126,9 +127,15 @@ class Display:
         self.line(f"{course}  {metrics}".rstrip())
         self.line(f"run folder: {shown_path(folder.path)}")
         if result.status == "preempted":
-            names = folder.checkpoints.names()
-            source = f"the newest checkpoint, {names[-1]}" if names else "the beginning: there is no checkpoint yet"
-            self.line(f"the same command goes on from {source}")
+            self.line(f"the same command goes on from {_resume_point(folder)}")
+
+
+def _resume_point(folder: RunFolder) -> str:
+    try:
+        names = folder.checkpoints.names()
+    except ConfigError:  # The run was stopped, perhaps because of that; its end is told all the same.
+        return "the newest checkpoint, once that can be read again"
+    return f"the newest checkpoint, {names[-1]}" if names else "the beginning: there is no checkpoint yet"
 
 
 def shown_path(path: Path) -> str:

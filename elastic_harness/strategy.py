@@ -58,8 +58,9 @@ class ElasticStrategy(DDPStrategy):
         checkpoint: when checkpoints are written and which are kept.
         objective: the metric that ``checkpoint.keep_best`` goes by.
         run_dir: the run's folder; null is ``<default_root_dir>/elastic``. A folder that holds a run resumes it.
-        resume: ``auto`` (go on with the run in ``run_dir``), ``never`` (set it aside and start over), or the path of
-            a checkpoint to start from when ``run_dir`` holds no run.
+        resume: ``auto`` (go on with the run in ``run_dir``), ``force`` (also if what defines its result has changed),
+            ``never`` (set it aside and start over), or the path of a checkpoint to start from when ``run_dir`` holds
+            no run.
         ddp_options: passed on to ``pytorch_lightning.strategies.DDPStrategy``, such as ``find_unused_parameters``.
 
     Attributes:

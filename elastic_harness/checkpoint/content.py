@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -67,9 +67,17 @@ def write_content(source: Mapping[str, Any] | Path, file: HashingWriter) -> None
 
 
 def tensor_bytes(state: Any) -> int:
-    """Bytes of the tensors in nested containers: what a checkpoint of them takes, and a little less."""
+    """Bytes of the tensors in nested containers, each memory once: a little less than a checkpoint of them takes."""
+    return sum(dict(_memories(state)).values())
+
+
+def _memories(state: Any) -> Iterator[tuple[int, int]]:
+    """Address and bytes of what the tensors lie in."""
     if isinstance(state, Mapping):
-        return sum(map(tensor_bytes, state.values()))
+        state = list(state.values())
     if isinstance(state, (list, tuple)):
-        return sum(map(tensor_bytes, state))
-    return int(getattr(state, "nbytes", 0))
+        for value in state:
+            yield from _memories(value)
+    elif hasattr(state, "untyped_storage"):
+        memory = state.untyped_storage()
+        yield memory.data_ptr(), memory.nbytes()

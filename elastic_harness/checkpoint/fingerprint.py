@@ -6,6 +6,7 @@ optimizer step. Not how long it trains, what is logged, or where it runs.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
@@ -34,8 +35,9 @@ def fingerprint_of(config: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         config: content of ``config.yaml``; in a script that is the ``elastic`` group alone.
     """
-    flat = dict(_flat(config, ""))
-    return {key: value for key, value in flat.items() if _defines(key, value)}
+    defining = {key: value for key, value in _flat(config, "") if _defines(key, value)}
+    result: dict[str, Any] = json.loads(json.dumps(defining, default=str))  # as a manifest gives it back
+    return result
 
 
 def compare(recorded: Mapping[str, Any], now: Mapping[str, Any], folder: str) -> None:
@@ -49,8 +51,7 @@ def compare(recorded: Mapping[str, Any], now: Mapping[str, Any], folder: str) ->
     Raises:
         ConfigError: with a line for each key that differs.
     """
-    # Written as JSON, where a tuple is a list and a missing key is as good as null.
-    keys = sorted(key for key in {*recorded, *now} if recorded.get(key) != now.get(key))
+    keys = sorted(key for key in {*recorded, *now} if _differ(recorded.get(key), now.get(key)))
     if keys:
         lines = [f"  {key}: {shown(recorded.get(key))} -> {shown(now.get(key))}" for key in keys]
         raise ConfigError(
@@ -59,6 +60,10 @@ def compare(recorded: Mapping[str, Any], now: Mapping[str, Any], folder: str) ->
             + "\nPut these back, start another run with another run_id (in a script: "
             "run_dir), start over with resume=never, or go on all the same with resume=force."
         )
+
+
+def _differ(one: Any, other: Any) -> bool:
+    return bool(one != other) and json.dumps(one) != json.dumps(other)  # nan is not equal to itself
 
 
 def _defines(key: str, value: Any) -> bool:

@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from elastic_harness.checkpoint import files
+from elastic_harness.checkpoint.content import tensor_bytes
 from elastic_harness.checkpoint.files import CheckpointFolder
 from elastic_harness.checkpoint.manifest import Facts
 from elastic_harness.checkpoint.start import prepare
@@ -197,6 +198,11 @@ def test_write_when_there_is_no_room_then_needed_and_free_bytes_are_named_c06(
         write(folder, 1)
     assert raised.value.permanent
     assert entries(tmp_path) == []
+
+
+def test_write_when_tensors_share_their_memory_then_it_is_counted_once() -> None:
+    weight = torch.zeros(1000)
+    assert tensor_bytes({"a": weight, "b": [weight, weight[:10]], "c": (torch.zeros(10), 3, "x")}) == 4040
 
 
 def test_write_when_another_generation_has_taken_over_then_nothing_is_put_in_place(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from elastic_harness.errors import ConfigError
 CONFIG: dict[str, Any] = {
     "run_id": "a",
     "seed": 42,
-    "model": {"_target_": "m.Model", "widths": [3, 4], "net": {"depth": 2}},
+    "model": {"_target_": "m.Model", "widths": [3, 4], "net": {"depth": 2}, "fill": float("nan")},
     "data": {"_target_": "d.Data", "root": "/data/a", "batch_size": 8, "num_workers": 2},
     "optimizer": {"_target_": "torch.optim.SGD", "lr": 0.1},
     "scheduler": None,

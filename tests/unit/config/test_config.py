@@ -145,6 +145,9 @@ def test_parse_when_a_range_is_given_then_the_two_keys_are_named_r10(key: str) -
         ("checkpoint.every_n_steps", -1, "must be at least 0"),
         ("checkpoint.keep_last", 0, "must be at least 1"),
         ("checkpoint.keep_best", -1, "must be at least 0"),
+        ("checkpoint.dir", 3, "must be text or null"),
+        ("checkpoint.dir", "", "must be a folder or a URL"),
+        ("checkpoint.dir", "nowhere://x", "Protocol not known: nowhere"),
         ("objective.metric", 3, "must be text or null"),
         ("objective.direction", "up", "must be max or min"),
         ("seed", -1, "must be between 0 and 4294967295"),
@@ -193,6 +196,24 @@ def test_parse_when_resume_is_a_file_then_its_path_is_made_absolute_h01(tmp_path
     Path("epoch=3-step=40.ckpt").touch()
     run = parse(config(resume="epoch=3-step=40.ckpt"), "/runs/x", None)
     assert run.resume == str(tmp_path / "epoch=3-step=40.ckpt")
+
+
+def test_parse_when_checkpoints_go_to_s3_without_its_package_then_the_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    (problem,) = problems_of(checkpoint__dir="s3://bucket/a")
+    assert problem.startswith("checkpoint.dir=s3://bucket/a must be")
+    assert "elastic-harness[s3]" in problem
+
+
+@pytest.mark.parametrize("place", ["checkpoints", "/data/a", "file:///data/a", "memory://a"])
+def test_parse_when_checkpoints_go_to_a_folder_or_a_known_url_then_it_is_taken(place: str) -> None:
+    assert parse(config(checkpoint__dir=place), "/runs/x", None).checkpoint.dir == place
+
+
+def test_parse_when_resume_is_force_then_it_is_no_path() -> None:
+    assert parse(config(resume="force"), "/runs/x", None).resume == "force"
 
 
 def test_parse_when_a_callback_is_null_then_it_is_left_out() -> None:
