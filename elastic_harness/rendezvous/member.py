@@ -10,8 +10,7 @@ that is read says what became of it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import replace
 from typing import Any
 
 from elastic_harness.rendezvous.liveness import Liveness
@@ -28,65 +27,7 @@ from elastic_harness.rendezvous.state import (
     with_node,
     without_node,
 )
-
-
-class Phase(Enum):
-    """Where a node stands."""
-
-    OUT = "out"
-    JOINING = "joining"
-    WORKING = "working"
-
-
-class Kind(Enum):
-    """What can end a round for a node."""
-
-    JOIN = "join"
-    """A node waits, and there is room for it."""
-    LEAVE = "leave"
-    """A node left politely."""
-    LOST = "lost"
-    """A node gives no sign of life."""
-    REOPENED = "reopened"
-    """Another node opened the next round."""
-    FENCED = "fenced"
-    """This node is out of the current round, or cannot know: it must stop its workers at once."""
-    CLOSED = "closed"
-    """The run has ended."""
-
-
-@dataclass(frozen=True)
-class Change:
-    """Why the round a node works in is no longer current.
-
-    Args:
-        kind: see ``Kind``.
-        text: one phrase for the log.
-    """
-
-    kind: Kind
-    text: str
-
-
-@dataclass(frozen=True)
-class Round:
-    """One node's place in a complete round.
-
-    Args:
-        launch: number of the launch.
-        generation: number of the round.
-        rank: this node's rank among the nodes.
-        members: all nodes of the round by id, in order of rank.
-        store: host and port of the round's store; None until rank 0 has published it.
-        settled: what the first node of the launch has settled for all.
-    """
-
-    launch: int
-    generation: int
-    rank: int
-    members: Mapping[str, Node]
-    store: tuple[str, int] | None
-    settled: Mapping[str, Any]
+from elastic_harness.rendezvous.view import Change, Kind, Phase, Round
 
 
 class Member:
@@ -129,10 +70,7 @@ class Member:
         self.phase = Phase.JOINING
         self._cause = cause
         self._done = False
-        if self.round is not None:
-            self._left = self.round.generation
-            self._node = replace(self._node, newest=max(self._node.newest, self._left))
-        self.round = None
+        self._through()
 
     def work(self, joined: Round) -> None:
         """The round that was joined is taken up."""
@@ -141,7 +79,14 @@ class Member:
 
     def leave(self) -> None:
         """Be in no further round."""
-        self.phase, self.round = Phase.OUT, None
+        self.phase = Phase.OUT
+        self._through()
+
+    def _through(self) -> None:
+        if self.round is not None:
+            self._left = self.round.generation
+            self._node = replace(self._node, newest=max(self._node.newest, self._left))
+        self.round = None
 
     def host(self, generation: int, address: str, port: int) -> None:
         """This node has rank 0 and hosts the store of that generation."""

@@ -11,8 +11,9 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from elastic_harness.rendezvous.member import Kind, Member, Phase
+from elastic_harness.rendezvous.member import Member
 from elastic_harness.rendezvous.state import Node, Rules, State
+from elastic_harness.rendezvous.view import Kind, Phase
 
 POLL = 0.25
 

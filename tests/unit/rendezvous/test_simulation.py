@@ -11,7 +11,9 @@ SCHEDULES = 300
 
 @pytest.mark.parametrize("block", range(4))
 @pytest.mark.parametrize(("min_nodes", "max_nodes"), [(1, 4), (2, 3), (1, 1)])
-def test_rendezvous_when_everything_goes_wrong_then_its_promises_hold(block: int, min_nodes: int, max_nodes: int) -> None:
+def test_rendezvous_when_everything_goes_wrong_then_its_promises_hold(
+    block: int, min_nodes: int, max_nodes: int
+) -> None:
     for seed in range(block * SCHEDULES, (block + 1) * SCHEDULES):
         cluster = Cluster(seed, rules(min_nodes=min_nodes, max_nodes=max_nodes), Faults())
         for _ in range(cluster.random.randint(1, 4)):
