@@ -85,13 +85,15 @@ def _endpoint_rule(run: RunConfig, bad: set[str]) -> Iterator[str]:
 def _etcd_rules(run: RunConfig, bad: set[str]) -> Iterator[str]:
     values = asdict(run.rendezvous)
     given = [name for name in ("cacert", "cert", "key", "user", "password") if values[name] is not None]
-    for name in given:
-        if run.rendezvous.backend not in _ETCD:
+    if run.rendezvous.backend not in _ETCD:
+        for name in given:
             yield (
                 f"rendezvous.{name}={_masked(name, values)} must be null with rendezvous={run.rendezvous.backend}, "
                 "whose store has neither TLS nor users: leave it out, or use rendezvous=etcd."
             )
-        elif name in ("cacert", "cert", "key") and not Path(values[name]).is_file():
+        return
+    for name in given:
+        if name in ("cacert", "cert", "key") and not Path(values[name]).is_file():
             yield f"rendezvous.{name}={values[name]} must be a file, and there is none: correct the path."
     for one, other in (("cert", "key"), ("key", "cert"), ("user", "password"), ("password", "user")):
         if one in given and other not in given and not {f"rendezvous.{one}", f"rendezvous.{other}"} & bad:
