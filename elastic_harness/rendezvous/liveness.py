@@ -8,9 +8,9 @@ from collections.abc import Mapping
 class Liveness:
     """Watches the counters of other nodes.
 
-    The observer's own silence is not held against the others: when it could not look for a while (it was stopped, or
-    the store did not answer), that time counts for at most one interval. So after an outage that stopped everybody's
-    counter, everybody gets the time to move it again.
+    The observer's own silence is not held against the others: when it could not look for a while, that time counts for
+    at most one interval; when that was as long as the patience (it was stopped, or the store was down), patience begins
+    anew. So after an outage that stopped everybody's counter, everybody gets the time to move it again.
 
     Args:
         patience: seconds a counter may stand still.
@@ -31,11 +31,12 @@ class Liveness:
             beats: the counter of each node.
             now: this node's monotonic clock, in seconds.
         """
-        missed = max(0.0, now - self._looked - self._interval) if self._looked is not None else 0.0
+        silence = now - self._looked if self._looked is not None else 0.0
         self._looked = now
         moved = {}
         for name, beat in beats.items():
-            known = self._moved.get(name)
-            moved[name] = (beat, known[1] + missed) if known is not None and known[0] == beat else (beat, now)
+            known, since = self._moved.get(name, (None, now))
+            stood_still = known == beat and silence < self._patience
+            moved[name] = (beat, since + max(0.0, silence - self._interval) if stood_still else now)
         self._moved = moved
         self.dead = frozenset(name for name, (_, since) in moved.items() if now - since >= self._patience)

@@ -140,10 +140,10 @@ class Member:
             return None
         if self.told is not None:
             return Change(Kind.CLOSED, self.told)
-        if self.wrote is None or now - self.wrote >= self._rules.fence:
-            return Change(Kind.FENCED, f"no contact with the rendezvous for {self._rules.fence:g} s")
         if me is None or me.rank is None or (state.launch, state.generation) != (mine.launch, mine.generation):
             return Change(Kind.FENCED, "this node was expelled: it had given no sign of life")
+        if self.wrote is None or now - self.wrote >= self._rules.fence:
+            return Change(Kind.FENCED, f"no contact with the rendezvous for {self._rules.fence:g} s")
         if not state.complete:
             return Change(Kind.REOPENED, state.cause)
         return self._membership_change(mine)

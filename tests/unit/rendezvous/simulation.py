@@ -176,27 +176,30 @@ class Cluster:
         self.after(there, arrive)
 
     def tick(self, node: SimulatedNode) -> None:
-        def read(answer: object) -> None:
-            new = None
-            if isinstance(answer, tuple):
-                state, version = answer
-                began = node.clock(self.now)
-                new = node.member.step(state, began)
+        def consider(answer: object) -> None:
+            if not isinstance(answer, tuple):
+                return self.act(node)
+            state, version = answer
+            began = node.clock(self.now)
+            new = node.member.step(state, began)
             if new is None:
-                self.act(node)
-            else:
-                self.request(node, lambda: self.compare_and_set(node, new, version), lambda it: written(it, new, began))
+                return self.act(node)
 
-        def written(accepted: object, new: State, began: float) -> None:
-            if accepted:
-                node.member.accepted(new, began)
-            self.act(node)
+            def written(answer: object) -> None:
+                if answer is True:
+                    node.member.accepted(new, began)
+                    self.act(node)
+                else:
+                    consider(answer)
 
-        self.request(node, lambda: (self.state, self.version), read)
+            return self.request(node, lambda: self.compare_and_set(node, new, version), written)
 
-    def compare_and_set(self, node: SimulatedNode, new: State, version: int) -> bool:
+        self.request(node, lambda: (self.state, self.version), consider)
+
+    def compare_and_set(self, node: SimulatedNode, new: State, version: int) -> object:
+        """True if it was written; otherwise what is there instead."""
         if self.version != version:
-            return False
+            return self.state, self.version
         self.check_write(node, self.state or State(launch=0), new)
         self.state, self.version = new, version + 1
         self.writes += 1

@@ -25,3 +25,27 @@ def test_rendezvous_when_everything_goes_wrong_then_its_promises_hold(
             assert cluster.run(40, until=cluster.settled), "no round closes on a quiet network"
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error} in {cluster.state}") from error
+
+
+@pytest.mark.parametrize("faults", [Faults(loss=0, delay=0.3, events=0), Faults(loss=0.05, delay=0.1, events=0)])
+def test_rendezvous_when_the_network_is_slow_or_loses_much_then_no_live_node_is_expelled(faults: Faults) -> None:
+    for seed in range(60):
+        cluster = Cluster(seed, rules(), faults)
+        for _ in range(4):
+            cluster.start()
+        cluster.run(40)
+        assert cluster.expelled == [], f"seed {seed}"
+
+
+def test_rendezvous_when_the_store_is_down_for_all_then_no_node_is_expelled() -> None:
+    for seed in range(200):
+        cluster = Cluster(seed, rules(), Faults(events=0))
+        nodes = [cluster.start() for _ in range(3)]
+        assert cluster.run(60, until=cluster.settled)
+        longest = cluster.now + cluster.random.choice([1, 3, 5, 20]) + cluster.random.random()
+        for node in nodes:
+            node.cut_until = longest
+        cluster.run(longest - cluster.now)
+        cluster.calm_down()
+        assert cluster.run(30, until=cluster.settled), f"seed {seed}"
+        assert cluster.expelled == [], f"seed {seed}"
