@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import http.client
 from base64 import b64encode
 
 import requests
 
 from elastic_harness.config import RendezvousConfig
 from elastic_harness.errors import ClusterError, ConfigError
-from elastic_harness.rendezvous.endpoints import endpoints, spelt, unreachable
+from elastic_harness.rendezvous.endpoints import endpoints, spelt, unreachable, uses_tls
 from elastic_harness.rendezvous.etcd_session import EtcdSession, LoginRefusedError, message_of
+
+# What TLS says of an answer in plain text, or of none.
+_NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_EOF")
 
 
 def check_v3(session: EtcdSession, config: RendezvousConfig, prefix: str) -> None:
@@ -64,18 +68,16 @@ def _answer(
     except requests.exceptions.SSLError as error:
         raise _certificate(config, error) from error
     except requests.RequestException as error:
-        raise unreachable(config, _innermost(error)) from error
+        reason = _innermost(error)
+        if isinstance(reason, http.client.RemoteDisconnected) and not uses_tls(config):
+            raise _tls_is_needed(config) from error
+        raise unreachable(config, reason) from error
 
 
 def _require_permission(response: requests.Response, config: RendezvousConfig) -> None:
     if response.ok:
         return
     message = message_of(response.text)
-    if "HTTPS server" in message:
-        raise ConfigError(
-            f"rendezvous.endpoint={spelt(config)} must begin with https://, since it speaks TLS: "
-            f"use rendezvous.endpoint=https://{endpoints(config)[0]}, with rendezvous.cacert=FILE."
-        )
     if "permission denied" in message or "user name is empty" in message:
         raise _login(config, message)
     raise ClusterError(f"rendezvous.endpoint={spelt(config)} must answer requests, and says: {message}.")
@@ -84,13 +86,20 @@ def _require_permission(response: requests.Response, config: RendezvousConfig) -
 def _login(config: RendezvousConfig, message: str) -> ConfigError:
     return ConfigError(
         f"rendezvous.user={config.user or 'null'} must be a user of etcd at {spelt(config)} that may read and write "
-        f"/elastic-harness/ (it says: {message}): correct rendezvous.user and rendezvous.password."
+        f"(it says: {message}): correct rendezvous.user and rendezvous.password."
+    )
+
+
+def _tls_is_needed(config: RendezvousConfig) -> ConfigError:
+    return ConfigError(
+        f"rendezvous.endpoint={spelt(config)} must begin with https://, since the other side hangs up on plain HTTP: "
+        f"use rendezvous.endpoint=https://{endpoints(config)[0]}, with rendezvous.cacert=FILE."
     )
 
 
 def _certificate(config: RendezvousConfig, error: Exception) -> ConfigError:
     reason = _innermost(error)
-    if "WRONG_VERSION_NUMBER" in str(reason):
+    if any(sign in str(reason) for sign in _NO_TLS):
         return ConfigError(
             f"rendezvous.endpoint={spelt(config)} must speak TLS, and speaks plain HTTP: "
             "leave out https://, rendezvous.cacert and rendezvous.cert."
