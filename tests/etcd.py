@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import socket
 import subprocess
 import time
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from pathlib import Path
+from typing import Any
 
 import requests
 
@@ -83,11 +85,12 @@ class Etcd:
         self._post("user/grant", user="root", role="root")
         self._post("enable")
 
-    def get(self, key: str) -> dict[str, object]:
-        """What etcd says of a key."""
+    def state(self, key: str) -> dict[str, Any]:
+        """The JSON under a key."""
         content = {"key": b64encode(key.encode()).decode()}
-        answer: dict[str, object] = requests.post(f"{self.url}/v3/kv/range", json=content, timeout=5).json()
-        return answer
+        (found,) = requests.post(f"{self.url}/v3/kv/range", json=content, timeout=5).json()["kvs"]
+        state: dict[str, Any] = json.loads(b64decode(found["value"]))
+        return state
 
     def _post(self, path: str, **content: str) -> None:
         response = requests.post(f"{self.url}/v3/auth/{path}", json=content, timeout=5)
