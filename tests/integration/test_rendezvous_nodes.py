@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,21 +15,29 @@ import psutil
 import pytest
 
 from tests.etcd import Etcd, free_ports
-from tests.integration.conftest import MODULES, PROJECT
+from tests.integration.modules import rendezvous_node
 
 SECONDS = 60.0
 
 
+FORKSERVER = multiprocessing.get_context("forkserver")
+FORKSERVER.set_forkserver_preload([rendezvous_node.__name__])  # or each agent would import torch
+
+
 class Agent:
-    """A process of ``rendezvous_node.py``."""
+    """A process that runs ``rendezvous_node``."""
 
     def __init__(self, output: Path, group: dict[str, Any], elastic: dict[str, Any], run_id: str) -> None:
         self._output = output
-        command = [sys.executable, str(MODULES / "rendezvous_node.py"), json.dumps(group), json.dumps(elastic), run_id]
-        with output.open("w") as out:
-            self.process = subprocess.Popen(
-                command, env={**os.environ, "PYTHONPATH": str(PROJECT)}, stdin=subprocess.PIPE, stdout=out, stderr=out
-            )
+        output.touch()
+        theirs, self._commands = FORKSERVER.Pipe(duplex=False)
+        arguments = (group, elastic, run_id, output, theirs)
+        self.process = FORKSERVER.Process(target=rendezvous_node.run, args=arguments)
+        self.process.start()
+
+    def send_signal(self, number: signal.Signals) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
 
     @property
     def said(self) -> list[dict[str, Any]]:
@@ -44,9 +51,7 @@ class Agent:
         return rounds[-1] if rounds else {}
 
     def tell(self, line: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{line}\n".encode())
-        self.process.stdin.flush()
+        self._commands.send(line)
 
     def wait_until(self, condition: Callable[[], Any]) -> None:
         deadline = time.monotonic() + SECONDS
@@ -56,8 +61,8 @@ class Agent:
             time.sleep(0.01)
 
     def finish(self, code: int = 0) -> None:
-        self.wait_until(lambda: self.process.poll() is not None)
-        assert self.process.returncode == code, self._output.read_text()
+        self.process.join(SECONDS)
+        assert self.process.exitcode == code, self._output.read_text()
 
 
 StartAgent = Callable[..., Agent]
@@ -76,9 +81,7 @@ def start_agent(tmp_path: Path) -> Iterator[StartAgent]:
     yield start
     for agent in agents:
         agent.process.kill()
-        agent.process.wait()
-        assert agent.process.stdin is not None
-        agent.process.stdin.close()
+        agent.process.join()
 
 
 @pytest.fixture(scope="module")
@@ -125,9 +128,9 @@ def test_nodes_when_they_come_die_leave_and_freeze_then_the_others_go_on(
     third.finish()
     second.wait_until(lambda: in_one_round(second, newcomer, after=3))
 
-    newcomer.process.send_signal(signal.SIGSTOP)
+    newcomer.send_signal(signal.SIGSTOP)
     second.wait_until(lambda: in_one_round(second, after=4))
-    newcomer.process.send_signal(signal.SIGCONT)
+    newcomer.send_signal(signal.SIGCONT)
     newcomer.wait_until(lambda: in_one_round(second, newcomer, after=5))
     assert "fenced" in [facts.get("change") for facts in newcomer.said]
     assert second.round["rank"] == 0

@@ -1,13 +1,11 @@
-"""One agent without workers: joins every round, says on stdout what it sees, and obeys lines on stdin.
-
-Arguments: the rendezvous and the elastic group as JSON, and the run id.
-"""
+"""One agent without workers: joins every round, writes down what it sees, and obeys what it is told."""
 
 from __future__ import annotations
 
 import json
 import sys
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousGracefulExitError
@@ -17,21 +15,32 @@ from elastic_harness.config import ElasticConfig, RendezvousConfig
 from elastic_harness.errors import HarnessError
 
 
-def say(**facts: Any) -> None:
-    print(json.dumps(facts), flush=True)
+def run(rendezvous_group: dict[str, Any], elastic: dict[str, Any], run_id: str, output: Path, told: Connection) -> None:
+    """The whole process. One line of JSON for everything it sees goes to ``output``."""
+    with output.open("w", buffering=1) as out:
+        sys.stdout = sys.stderr = out
+        try:
+            handler = rendezvous.create(
+                RendezvousConfig(**rendezvous_group), run_id, ElasticConfig(**elastic), settled={"size": 4}
+            )
+            _join_every_round(handler, told)
+        except RendezvousGracefulExitError as error:
+            _say(told=str(error))
+        except RendezvousClosedError as error:
+            _say(closed=str(error))
+            sys.exit(1)
+        except HarnessError as error:
+            _say(error=str(error))
+            sys.exit(error.exit_code)
 
 
-def main() -> int:
-    group, elastic, run_id = sys.argv[1:]
-    handler = rendezvous.create(
-        RendezvousConfig(**json.loads(group)), run_id, ElasticConfig(**json.loads(elastic)), settled={"size": 4}
-    )
+def _join_every_round(handler: rendezvous.ElasticRendezvous, told: Connection) -> None:
     while True:
         info = handler.next_rendezvous()
         info.store.set(f"node{info.rank}", "here")
         info.store.wait([f"node{rank}" for rank in range(info.world_size)])
         assert handler.round is not None
-        say(
+        _say(
             rank=info.rank,
             nodes=info.world_size,
             generation=handler.round.generation,
@@ -39,33 +48,26 @@ def main() -> int:
             launch=handler.get_run_id(),
             failures=len(handler.failures),
         )
-        while (change := handler.changed()) is None:
-            wait([handler.reader, sys.stdin], timeout=0.1)
-            if sys.stdin in wait([sys.stdin], timeout=0):
-                match sys.stdin.readline().strip():
-                    case "fail":
-                        handler.charge_restart({"said_by": run_id})
-                        break
-                    case "finish":
-                        handler.finish()
-                    case "leave" | "":
-                        handler.shutdown()
-                        return 0
-        if change is not None:
-            say(change=change.kind.value, text=change.text)
-            if change.kind is rendezvous.Kind.CLOSED:
-                handler.shutdown()
-                return 0
+        if not _work(handler, told):
+            handler.shutdown()
+            return
 
 
-if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except RendezvousGracefulExitError as error:
-        say(told=str(error))
-    except RendezvousClosedError as error:
-        say(closed=str(error))
-        sys.exit(1)
-    except HarnessError as error:
-        say(error=str(error))
-        sys.exit(error.exit_code)
+def _work(handler: rendezvous.ElasticRendezvous, told: Connection) -> bool:
+    """Until the round is over; whether there is to be another one."""
+    while (change := handler.changed()) is None:
+        wait([handler.reader, told], timeout=0.1)
+        match told.recv() if told.poll() else None:
+            case "fail":
+                handler.charge_restart({"said_by": "a test"})
+                return True
+            case "finish":
+                handler.finish()
+            case "leave":
+                return False
+    _say(change=change.kind.value, text=change.text)
+    return change.kind is not rendezvous.Kind.CLOSED
+
+
+def _say(**facts: Any) -> None:
+    print(json.dumps(facts), flush=True)
