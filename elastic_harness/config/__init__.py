@@ -52,16 +52,41 @@ class ElasticConfig:
 
 @dataclass
 class RendezvousConfig:
-    """How the nodes of a run find each other.
+    """How the nodes of a run find each other. Times are in seconds.
 
     Args:
-        backend: ``c10d``: the agent hosts the store; nothing to install.
-        local_addr: address of this node as its workers reach it; null is the loopback address, so that the machine's
-            own name is never looked up.
+        backend: ``c10d``: a store that the node named by ``endpoint`` hosts, nothing to install; ``etcd``: etcd by its
+            v3 API; ``etcd_v2``: etcd up to 3.5 by its v2 API; ``static``: as c10d, with nodes that never change.
+        endpoint: ``HOST:PORT`` of the store, or of etcd (a list of them for a cluster; ``https://`` for TLS); null is
+            enough for one node.
+        join_timeout: how long a node waits for enough others.
+        last_call_timeout: how long the first round of a start waits for more than ``elastic.min_nodes``. Later nodes
+            join a running job at any time.
+        read_timeout: how long an answer of the endpoint may take.
+        keep_alive_interval: between two signs of life of a node.
+        keep_alive_attempts: signs of life in a row that may be missed before a node is taken for dead.
+        local_addr: address of this node as the workers of others reach it; null is the one that leads to the endpoint,
+            so that the machine's own name is never looked up.
+        cacert: file with the authority that signed etcd's certificate.
+        cert: file with the certificate this node shows to etcd.
+        key: file with the key of ``cert``.
+        user: user of etcd.
+        password: of the user; give it as ``${oc.env:NAME}``.
     """
 
     backend: str = "c10d"
+    endpoint: str | list[str] | None = None
+    join_timeout: float = 600.0
+    last_call_timeout: float = 3.0
+    read_timeout: float = 1.0
+    keep_alive_interval: float = 0.5
+    keep_alive_attempts: int = 4
     local_addr: str | None = None
+    cacert: str | None = None
+    cert: str | None = None
+    key: str | None = None
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
 
 
 @dataclass
@@ -209,8 +234,10 @@ def allowed_keys(group: str) -> list[str]:
 
 
 def to_dict(run: RunConfig) -> dict[str, Any]:
-    """The run as plain dictionaries, as ``config.yaml`` in the run folder holds it."""
-    return asdict(run)
+    """The run as plain dictionaries, as ``config.yaml`` in the run folder holds it: without the password."""
+    values = asdict(run)
+    values["rendezvous"].pop("password")
+    return values
 
 
 def to_yaml(run: RunConfig) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from elastic_harness.config import rendezvous_rules
 from elastic_harness.config.resolving import ABSENT
 from elastic_harness.config.spelling import shown
 
@@ -48,12 +49,7 @@ _ONE_KEY: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
         "must be more than 0 and at most 60",
         "the default is 0.1",
     ),
-    (
-        "rendezvous.backend",
-        lambda value: value == "c10d",
-        "must be c10d, the only backend there is so far",
-        "use rendezvous=c10d",
-    ),
+    *rendezvous_rules.ONE_KEY,
     (
         "restart.policy",
         lambda value: value in ("on_failure", "never"),
@@ -114,6 +110,7 @@ def broken_rules(run: RunConfig, bad: set[str]) -> Iterator[str]:
             bad.add(key)
             yield f"{key}={shown(value)} {sentence}: {fix}."
     yield from _node_rules(run, bad)
+    yield from rendezvous_rules.rendezvous_rules(run, bad)
     yield from _nproc_rule(run, bad)
     yield from _world_rule(run, bad)
     yield from _resume_rule(run, bad)

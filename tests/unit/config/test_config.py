@@ -53,7 +53,11 @@ def test_options_when_listed_then_no_knob_was_added_or_lost() -> None:
             *("min_nodes", "max_nodes", "nproc_per_node", "logical_world_size", "consistency"),
             *("num_threads", "monitor_interval"),
         ],
-        "rendezvous": ["backend", "local_addr"],
+        "rendezvous": [
+            *("backend", "endpoint", "join_timeout", "last_call_timeout", "read_timeout"),
+            *("keep_alive_interval", "keep_alive_attempts", "local_addr"),
+            *("cacert", "cert", "key", "user", "password"),
+        ],
         "restart": ["policy", "max_restarts"],
         "checkpoint": ["dir", "every_n_steps", "keep_last", "keep_best"],
     }
@@ -127,7 +131,6 @@ def test_parse_when_a_range_is_given_then_the_two_keys_are_named_r10(key: str) -
     [
         ("elastic.min_nodes", 0, "must be at least 1"),
         ("elastic.min_nodes", 2, "must be between 1 and elastic.max_nodes=1"),
-        ("elastic.max_nodes", 2, "must be 1, since this version runs on one node"),
         ("elastic.max_nodes", True, "must be an integer"),
         ("elastic.max_nodes", "many", "must be an integer"),
         ("elastic.nproc_per_node", 0, "must be a number of at least 1, auto, gpu or cpu"),
@@ -138,7 +141,15 @@ def test_parse_when_a_range_is_given_then_the_two_keys_are_named_r10(key: str) -
         ("elastic.consistency", "exact", "must be bitwise, batch or none"),
         ("elastic.num_threads", 0, "must be at least 1"),
         ("elastic.monitor_interval", 0, "must be more than 0 and at most 60"),
-        ("rendezvous.backend", "etcd", "must be c10d"),
+        ("rendezvous.backend", "zookeeper", "must be c10d, etcd, etcd_v2 or static"),
+        ("rendezvous.endpoint", 2379, "must be text or a list (text) or null"),
+        ("rendezvous.endpoint", ["a:1", "b:1"], "must be one HOST:PORT with rendezvous=c10d"),
+        ("rendezvous.join_timeout", 0, "must be at least 1 second"),
+        ("rendezvous.last_call_timeout", -1, "must be at least 0 seconds"),
+        ("rendezvous.read_timeout", 0, "must be between 0.1 and 60 seconds"),
+        ("rendezvous.keep_alive_interval", 0.01, "must be between 0.1 and 60 seconds"),
+        ("rendezvous.keep_alive_attempts", 2, "must be between 3 and 100, or a node that is merely slow is expelled"),
+        ("rendezvous.cacert", "ca.pem", "must be null with rendezvous=c10d"),
         ("rendezvous.local_addr", 7, "must be text or null"),
         ("restart.policy", "always", "must be on_failure or never"),
         ("restart.max_restarts", -1, "must be at least 0"),
@@ -226,6 +237,42 @@ def test_to_yaml_when_read_again_then_it_is_the_same_run() -> None:
     again: Any = OmegaConf.to_container(OmegaConf.create(to_yaml(run)))
     assert RunConfig(**again).model == run.model
     assert again["elastic"]["min_nodes"] == 1
+
+
+def test_to_yaml_when_there_is_a_password_then_it_is_left_out(monkeypatch: Any) -> None:
+    monkeypatch.setenv("ETCD_PASSWORD", "hidden")
+    etcd = {"backend": "etcd", "endpoint": "a:2379", "user": "u", "password": "${oc.env:ETCD_PASSWORD}"}
+    run = parse(config(rendezvous=etcd), "/runs/x", None)
+    assert run.rendezvous.password == "hidden"
+    assert "hidden" not in to_yaml(run) + repr(run)
+
+
+@pytest.mark.parametrize(
+    ("group", "words"),
+    [
+        ({"backend": "etcd"}, "rendezvous.endpoint=null must be set with rendezvous=etcd"),
+        ({"backend": "etcd", "endpoint": "a", "cacert": "no.pem"}, "rendezvous.cacert=no.pem must be a file"),
+        ({"backend": "etcd", "endpoint": "a", "cert": __file__}, "must come with rendezvous.key"),
+        ({"backend": "etcd", "endpoint": "a", "user": "u"}, "rendezvous.user=u must come with rendezvous.password"),
+        ({"backend": "etcd", "endpoint": "a", "password": "p"}, "rendezvous.password=*** must come with"),
+        ({"backend": "c10d", "password": "p"}, "rendezvous.password=*** must be null with rendezvous=c10d"),
+    ],
+)
+def test_parse_when_keys_of_the_rendezvous_contradict_then_both_are_named(group: Any, words: str) -> None:
+    (problem,) = problems_of(rendezvous=group)
+    assert words in problem
+
+
+def test_parse_when_there_are_several_nodes_then_an_endpoint_is_needed() -> None:
+    found = problems_of(elastic__max_nodes=2)
+    assert "elastic.max_nodes=2 must be 1, since this version runs on one node: use elastic.max_nodes=1." in found
+    assert any(problem.startswith("rendezvous.endpoint=null must be set with rendezvous=c10d") for problem in found)
+
+
+def test_parse_when_static_nodes_may_change_then_it_is_refused() -> None:
+    group = {"backend": "static", "endpoint": "a:1"}
+    problems = problems_of(rendezvous=group, elastic__max_nodes=2)
+    assert any("elastic.min_nodes=1 must equal elastic.max_nodes=2 with rendezvous=static" in each for each in problems)
 
 
 def test_light_modules_when_imported_then_torch_is_not() -> None:
