@@ -182,7 +182,7 @@ class ElasticStrategy(DDPStrategy):
         return checkpoint
 
     def harness_state(self) -> dict[str, Any]:
-        """What a checkpoint holds beyond Lightning's own state; every worker has to call it."""
+        """What a checkpoint holds beyond Lightning's own state."""
         assert self.lightning_module is not None
         trainer = self.lightning_module.trainer
         state: dict[str, Any] = {"should_stop": trainer.should_stop}
@@ -228,7 +228,7 @@ class ElasticStrategy(DDPStrategy):
             self._exact.keep_reload_epochs()
             self._exact.check_resumed(self._resumed.get("epoch", {}))
             if "accumulators" in self._resumed:
-                accumulators.restore(trainer, self._resumed["accumulators"], self._exact.hosts)
+                accumulators.restore(trainer, self._resumed["accumulators"])
         self._resumed_loops, self._resumed = None, {}
 
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:

@@ -5,7 +5,6 @@ Without it the means of a resumed epoch are those of its tail, and what decides 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.trainer.connectors.logger_connector.result import _ResultMetric
 
-from elastic_harness.exact.metrics import Place, gathered, logical_metrics
+from elastic_harness.exact.metrics import logical_metrics
 
 _OPTIONS = ("prog_bar", "logger", "on_step", "on_epoch", "enable_graph", "add_dataloader_idx", "metric_attribute")
 _VALUES = ("value", "cumulated_batch_size", "_forward_cache")
@@ -22,25 +21,19 @@ _VALUES = ("value", "cumulated_batch_size", "_forward_cache")
 def state_of(trainer: pl.Trainer) -> dict[str, Any]:
     """The sums that ``self.log`` keeps, the states of torchmetrics objects, and the newest callback metrics.
 
-    Every worker has to call it: the states of torchmetrics objects are those of all of them.
+    Those of torchmetrics objects are those of all workers, as far as these have told each other.
     """
     metrics = logical_metrics(trainer.lightning_module)
     results = [each for each in trainer.fit_loop.epoch_loop._results.values() if not each.has_reset]
     return {
         "results": [_result_state(each) for each in results],
-        "metrics": dict(zip(metrics, gathered(metrics.values()), strict=True)),
+        "metrics": {name: metric.states() for name, metric in metrics.items()},
         "callback_metrics": dict(trainer._logger_connector._callback_metrics),
     }
 
 
-def restore(trainer: pl.Trainer, state: dict[str, Any], is_held: Callable[[Place], bool]) -> None:
-    """Put back what ``state_of`` gave, on every worker.
-
-    Args:
-        trainer: the worker's.
-        state: what was given.
-        is_held: whether the worker hosts a place of states of torchmetrics objects.
-    """
+def restore(trainer: pl.Trainer, state: dict[str, Any]) -> None:
+    """Put back what ``state_of`` gave, on every worker."""
     module, results = trainer.lightning_module, trainer.fit_loop.epoch_loop._results
     for each in state["results"]:
         options = dict(each["options"])
@@ -54,7 +47,7 @@ def restore(trainer: pl.Trainer, state: dict[str, Any], is_held: Callable[[Place
             setattr(results[f"{each['fx']}.{each['name']}"], name, number.clone().to(module.device))
     metrics = logical_metrics(module)
     for name in metrics.keys() & state["metrics"].keys():
-        metrics[name].restore(state["metrics"][name], is_held)
+        metrics[name].restore(state["metrics"][name])
     trainer._logger_connector._callback_metrics.update(state["callback_metrics"])
     if state["results"]:
         # The next batch is not the epoch's first, at which Lightning would begin the sums anew.
@@ -67,5 +60,5 @@ def _result_state(result: _ResultMetric) -> dict[str, Any]:
     options |= {"reduce_fx": meta.reduce_fx.__name__, "sync_dist": meta.sync.should}
     options |= {"rank_zero_only": meta.sync.rank_zero_only}
     found = {name: vars(result).get(name) for name in _VALUES} if result.is_tensor else {}
-    values = {name: value.detach().cpu() for name, value in found.items() if value is not None}
+    values = {name: value.detach() for name, value in found.items() if value is not None}
     return {"fx": meta.fx, "name": meta.name, "options": options, "values": values}

@@ -18,11 +18,11 @@ from torch.utils.data import DataLoader
 
 from elastic_harness.errors import ConfigError
 from elastic_harness.exact.loader import Request, keyed
-from elastic_harness.exact.metrics import logical_metrics, updated_at
+from elastic_harness.exact.metrics import logical_metrics, take_changes, updated_at
 from elastic_harness.exact.order import EpochOrder
 from elastic_harness.exact.randomness import seed_generators
 from elastic_harness.exact.refused import refuse_inexact
-from elastic_harness.exact.step_log import Record, Recorder, gather, replay
+from elastic_harness.exact.step_log import Record, Recorder, replay, start_gather, taken_in
 
 
 class EvaluationLoader:
@@ -156,7 +156,8 @@ class ExactEvaluationLoop(_EvaluationLoop):
         super().on_run_start()
 
     def on_run_end(self) -> Any:
-        records = gather(self.records)
+        metrics = logical_metrics(self.trainer.lightning_module)
+        records = taken_in(start_gather((self.records, take_changes(metrics)))(), metrics)
         self.records = []
         several = self.num_dataloaders > 1
         for index in range(self.num_dataloaders):

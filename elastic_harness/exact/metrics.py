@@ -1,15 +1,16 @@
 """torchmetrics objects: one state for each logical rank, whoever hosts it, as under DDP with that many workers.
 
 Between steps an object holds none of them: what it then computes comes of all states, put together in the order of
-their places, so it is the same bits at any number of workers, floating-point sums included. What is updated outside of
-the steps is done by every worker, and counts once, as rank 0 did it.
+their places, so it is the same bits at any number of workers, floating-point sums included. Every worker is told of
+what the others have updated, in each step and after an evaluation, so that none is lost with a worker. What a worker
+updates outside of the steps is a state of its own, as under DDP.
 """
 
 from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -20,12 +21,16 @@ from torchmetrics import Metric
 from elastic_harness.errors import ConfigError
 
 Place = tuple[str, int]
-"""What a state belongs to: ``("train", logical rank)``, or in evaluation ``("evaluate", batch % logical ranks)``."""
+"""What a state belongs to: ``("train", logical rank)``, in evaluation ``("evaluate", batch % logical ranks)``, and
+outside of steps ``("outside", rank of the worker)``."""
 
 State = dict[str, Any]
 """The states of a torchmetrics object by their names, and how often it was updated."""
 
-_OUTSIDE: Place = ("outside", 0)
+Changes = dict[str, dict[Place, State | None]]
+"""Of several objects by name: what changed at each place, as ``LogicalMetric.take_changes`` gives it."""
+
+_OUTSIDE = "outside"
 _COUNT = "_update_count"
 
 
@@ -42,6 +47,8 @@ class LogicalMetric:
         self._place: Place | None = None
         self._in_forward = False
         self._count = 0  # of updates outside of steps that are in the states already
+        self._changed: set[Place] = set()
+        self._told: dict[Place, dict[str, int]] = {}  # how much of each list the other workers have
         vars(metric).update(_logical=self, sync=self._sync, reset=self._reset, forward=self._forward)
 
     def enter(self, place: Place) -> None:
@@ -57,36 +64,62 @@ class LogicalMetric:
             keep: False forgets what was updated in it.
         """
         assert self._place is not None
-        if keep and self._metric._update_count:
+        if keep:
+            self._changed.add(self._place)
             self._states[self._place] = self._state()
-        elif keep:
-            self._states.pop(self._place, None)
+            if not self._metric._update_count:
+                del self._states[self._place]
         self._place = None
-        self._load(self._states.get(_OUTSIDE))
+        self._load(self._states.get(_outside()))
         self._count = self._metric._update_count
 
     def states(self) -> dict[Place, State]:
-        """The states held here that count, on the CPU."""
+        """The states that this worker knows of; they go on changing."""
         self._take_outside()
-        first = not dist.is_initialized() or dist.get_rank() == 0
-        held = {place: state for place, state in self._states.items() if first or place != _OUTSIDE}
-        return {place: _copy(state, "cpu") for place, state in held.items()}
+        return dict(self._states)
 
-    def restore(self, states: Mapping[Place, State], is_held: Callable[[Place], bool]) -> None:
-        """Put back states.
+    def take_changes(self) -> dict[Place, State | None]:
+        """What was updated since the last call: states with only the new part of lists; None for one that is empty."""
+        self._take_outside()
+        changes = {place: self._change(place) for place in self._changed}
+        self._changed.clear()
+        return changes
 
-        Args:
-            states: those of all workers.
-            is_held: whether this worker hosts a place.
-        """
-        held = {place: state for place, state in states.items() if place == _OUTSIDE or is_held(place)}
-        self._states = {place: _copy(state, self._metric.device) for place, state in held.items()}
-        self._load(self._states.get(_OUTSIDE))
+    def put_changes(self, changes: Mapping[Place, State | None]) -> None:
+        """Take in the changes of another worker."""
+        self._metric._computed = None
+        for place, change in changes.items():
+            before = self._states.pop(place, {})
+            if change is not None:
+                change = _copy(change, self._metric.device)
+                for name, default in self._metric._defaults.items():
+                    if isinstance(default, list):
+                        kept, new = change[name]
+                        change[name] = [*before.get(name, [])[:kept], *new]
+                self._states[place] = change
+
+    def _change(self, place: Place) -> State | None:
+        state, told = self._states.get(place), self._told.pop(place, {})
+        if state is None:
+            return None
+        lists = [name for name in state if isinstance(state[name], list)]
+        self._told[place] = {name: len(state[name]) for name in lists}
+        parts = {name: [told.get(name, 0), state[name][told.get(name, 0) :]] for name in lists}
+        change: State = _copy({**state, **parts}, "cpu")
+        return change
+
+    def restore(self, states: Mapping[Place, State]) -> None:
+        """Put back states."""
+        self._states = {place: _copy(state, self._metric.device) for place, state in states.items()}
+        self._changed.clear()
+        self._told.clear()
+        self._load(self._states.get(_outside()))
         self._count = self._metric._update_count
 
     def _take_outside(self) -> None:
         if self._place is None and self._metric._update_count > self._count:
-            self._states[_OUTSIDE] = self._state()
+            self._states[_outside()] = self._state()
+            self._changed.add(_outside())
             self._count = self._metric._update_count
 
     def _state(self) -> State:
@@ -110,7 +143,9 @@ class LogicalMetric:
             )
         if self._place is not None or self._in_forward:
             return
-        (states,) = gathered([self]) if should_sync else [self.states()]
+        states = self.states()
+        if should_sync:
+            states |= _gathered({place: state for place, state in states.items() if place[0] == _OUTSIDE})
         metric._cache = {name: getattr(metric, name) for name in metric._defaults}
         metric._is_synced = True
         if states:
@@ -122,7 +157,11 @@ class LogicalMetric:
         """Stands in for ``Metric.reset``: inside a step it is the state of a logical rank that begins anew."""
         if self._place is None and not self._in_forward:
             self._states.clear()
+            self._changed.clear()
+            self._told.clear()
             self._count = 0
+        elif self._place is not None and not self._in_forward:
+            self._told.pop(self._place, None)
         type(self._metric).reset(self._metric)
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -159,14 +198,28 @@ def updated_at(metrics: Collection[LogicalMetric], place: Place, *, keep: bool =
         each.leave(keep=keep)
 
 
-def gathered(metrics: Iterable[LogicalMetric]) -> list[dict[Place, State]]:
+def take_changes(metrics: Mapping[str, LogicalMetric]) -> Changes:
+    """What this worker has updated since the last call."""
+    return {name: changes for name, each in metrics.items() if (changes := each.take_changes())}
+
+
+def put_changes(metrics: Mapping[str, LogicalMetric], changes: Changes) -> None:
+    """Take in what another worker has updated."""
+    for name, each in changes.items():
+        metrics[name].put_changes(each)
+
+
+def _outside() -> Place:
+    return _OUTSIDE, dist.get_rank() if dist.is_initialized() else 0
+
+
+def _gathered(states: dict[Place, State]) -> dict[Place, State]:
     """The states of all workers; each of them has to call it."""
-    own = [each.states() for each in metrics]
-    everyones = [own]
-    if own and dist.is_initialized() and dist.get_world_size() > 1:
-        everyones = [[] for _ in range(dist.get_world_size())]
-        dist.all_gather_object(everyones, own)
-    return [{place: state for each in same for place, state in each.items()} for same in zip(*everyones, strict=True)]
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return states
+    everyones: list[dict[Place, State]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(everyones, states)
+    return {place: state for each in everyones for place, state in each.items()}
 
 
 def _together(parts: list[Any], reduction: Any) -> Any:

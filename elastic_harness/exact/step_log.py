@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
@@ -20,6 +20,7 @@ from pytorch_lightning.trainer.connectors.logger_connector.result import _Metada
 from torchmetrics import Metric
 
 from elastic_harness.exact.logical import TreeSum
+from elastic_harness.exact.metrics import Changes, LogicalMetric, put_changes
 
 _NOT_KEPT = ("sync_dist_fn", "sync_dist_group", "batch_size")
 
@@ -97,29 +98,37 @@ class Recorder(_ResultCollection):
         self._results.reset(metrics, fx)
 
 
-def gather(records: list[Record]) -> list[Record]:
-    """The records of all workers, on all of them, in the order of their places."""
-    return start_gather(records)()
+Told = tuple[list[Record], Changes]
+"""What a worker tells the others: what was logged, and what torchmetrics objects were updated with."""
 
 
-def start_gather(records: list[Record]) -> Callable[[], list[Record]]:
-    """Begin a ``gather``, so that it does not make the workers wait for each other at this point.
+def start_gather(told: Told) -> Callable[[], list[Told]]:
+    """Begin to send what a worker tells to all, so that they need not wait for each other at this point.
 
     Returns:
-        Waits for the records of all workers and returns them.
+        Waits for what all workers tell, and returns it in the order of their ranks.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
-        return lambda: sorted(records, key=attrgetter("place"))
-    data = pickle.dumps(records)
+        return lambda: [told]
+    data = pickle.dumps(told)
     arrived = _exchange(data, _ROOM)
 
-    def finish() -> list[Record]:
+    def finish() -> list[Told]:
         everyones, longest = arrived()
         if longest > _ROOM:
             everyones, _ = _exchange(data, longest)()
-        return sorted((record for each in everyones for record in pickle.loads(each)), key=attrgetter("place"))
+        return [pickle.loads(each) for each in everyones]
 
     return finish
+
+
+def taken_in(everyones: list[Told], metrics: Mapping[str, LogicalMetric]) -> list[Record]:
+    """The records of all workers, in the order of their places; the torchmetrics objects take in the other changes."""
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    for other, (_, changes) in enumerate(everyones):
+        if other != rank:
+            put_changes(metrics, changes)
+    return sorted((record for records, _ in everyones for record in records), key=attrgetter("place"))
 
 
 def _exchange(data: bytes, room: int) -> Callable[[], tuple[list[bytes], int]]:

@@ -22,11 +22,11 @@ from elastic_harness.errors import ConfigError
 from elastic_harness.exact import bucket, collectives
 from elastic_harness.exact.loader import ElasticLoader, Part, Step
 from elastic_harness.exact.logical import hosted
-from elastic_harness.exact.metrics import Place, logical_metrics, updated_at
+from elastic_harness.exact.metrics import logical_metrics, take_changes, updated_at
 from elastic_harness.exact.randomness import seed_generators
 from elastic_harness.exact.reduce import PlainReducer, TreeReducer, start_broadcast
 from elastic_harness.exact.refused import refuse_inexact
-from elastic_harness.exact.step_log import Record, Recorder, combined, replay, start_gather
+from elastic_harness.exact.step_log import Record, Recorder, combined, replay, start_gather, taken_in
 
 if TYPE_CHECKING:
     from elastic_harness.strategy import ElasticStrategy
@@ -83,13 +83,6 @@ class ExactTraining:
             begun = trainer.current_epoch // every * every
             trainer.fit_loop._last_train_dl_reload_epoch = begun
             trainer.fit_loop.epoch_loop.val_loop._last_val_dl_reload_epoch = begun
-
-    def hosts(self, place: Place) -> bool:
-        """Whether what a torchmetrics object has for a place is kept by this worker."""
-        rank, size = self._strategy.global_rank, self._strategy.world_size
-        if place[0] == "train":
-            return place[1] in hosted(rank, size, self.logical_world_size)
-        return place[1] % size == rank
 
     def epoch_state(self) -> dict[str, int]:
         """What the number of a step in its epoch means, as part of a checkpoint."""
@@ -181,7 +174,8 @@ class ExactTraining:
         lowest, reducer = step.parts[0], self._reducer
         assert reducer is not None
         loss = precision.pre_backward(loss * _weight(step, lowest), module)
-        all_records = start_gather(self._records)
+        metrics = logical_metrics(module)
+        everyones = start_gather((self._records, take_changes(metrics)))
         if lowest.count:
             reducer.expect(lowest.logical_rank)
         precision.backward(loss, module, optimizer, *args, **kwargs)
@@ -190,7 +184,8 @@ class ExactTraining:
         take_buffers = start_broadcast(module.buffers() if self._strategy.world_size > 1 else ())
         reducer.finish()
         take_buffers()
-        replay(combined(all_records()), module.trainer.fit_loop.epoch_loop._results, module)
+        records = taken_in(everyones(), metrics)
+        replay(combined(records), module.trainer.fit_loop.epoch_loop._results, module)
         return precision.post_backward(loss, module)
 
     @property

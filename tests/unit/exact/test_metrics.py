@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import pickle
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from torchmetrics import (
 from elastic_harness.errors import ConfigError
 from elastic_harness.exact import metrics
 from elastic_harness.exact.logical import hosted
-from elastic_harness.exact.metrics import LogicalMetric, Place, State, logical_metrics, updated_at
+from elastic_harness.exact.metrics import Place, State, logical_metrics, put_changes, take_changes, updated_at
 
 RANKS = 5
 
@@ -49,36 +50,44 @@ class Workers:
     def __init__(self, make: Callable[[], nn.Module], world: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.modules = [nn.ModuleDict({"metric": make()}) for _ in range(world)]
         self.logical = [logical_metrics(module) for module in self.modules]
-        monkeypatch.setattr(metrics, "gathered", self.gathered)
+        self.rank = 0
+        monkeypatch.setattr(metrics, "_outside", lambda: ("outside", self.rank))
+        monkeypatch.setattr(metrics, "_gathered", lambda states: states)  # they have told each other
 
-    def gathered(self, asked: Iterable[LogicalMetric]) -> list[dict[Place, State]]:
-        names = [name for each in asked for found in self.logical for name in found if found[name] is each]
-        return [self.states()[name] for name in names]
+    def each(self) -> Iterator[tuple[int, nn.ModuleDict]]:
+        for rank, module in enumerate(self.modules):
+            self.rank = rank
+            yield rank, module
 
-    def states(self) -> dict[str, dict[Place, State]]:
-        return {
-            name: {place: state for found in self.logical for place, state in found[name].states().items()}
-            for name in self.logical[0]
-        }
+    def tell(self) -> None:
+        changes = [take_changes(self.logical[rank]) for rank, _ in self.each()]
+        for rank, _ in self.each():
+            for other in range(len(changes)):
+                if other != rank:
+                    put_changes(self.logical[rank], pickle.loads(pickle.dumps(changes[other])))
+
+    def states(self, rank: int = 0) -> dict[str, dict[Place, State]]:
+        self.rank = rank
+        return {name: each.states() for name, each in self.logical[rank].items()}
 
     def step(self, number: int, update: Callable[[Any, torch.Tensor, torch.Tensor], Any]) -> None:
-        for rank, module in enumerate(self.modules):
+        for rank, module in self.each():
             for logical_rank in reversed(hosted(rank, len(self.modules), RANKS)):
                 torch.manual_seed(100 * number + logical_rank)
                 predicted, target = torch.randn(2, 3) * 10**logical_rank
                 with updated_at(self.logical[rank].values(), ("train", logical_rank)):
                     update(module["metric"], predicted, target)
+        self.tell()
 
     def restarted(self, make: Callable[[], nn.Module], world: int, monkeypatch: pytest.MonkeyPatch) -> Workers:
-        states, new = self.states(), Workers(make, world, monkeypatch)
-        for rank, found in enumerate(new.logical):
-            for name, each in found.items():
-                mine = hosted(rank, world, RANKS)
-                each.restore(states[name], lambda place, mine=mine: place[1] in mine)  # type: ignore[misc]
+        states, new = self.states(len(self.modules) - 1), Workers(make, world, monkeypatch)
+        for rank, _ in new.each():
+            for name, each in new.logical[rank].items():
+                each.restore(states[name])
         return new
 
     def computed(self) -> list[Any]:
-        return [[each.tolist() for each in _values(module["metric"].compute())] for module in self.modules]
+        return [[each.tolist() for each in _values(module["metric"].compute())] for _, module in self.each()]
 
 
 def _values(computed: Any) -> list[torch.Tensor]:
@@ -153,23 +162,44 @@ def test_metric_when_reset_between_steps_then_all_begin_anew_and_within_one_only
         workers.modules[0]["metric"](2.0)
         workers.modules[0]["metric"].reset()
         workers.modules[0]["metric"](4.0)
+    workers.tell()
     assert workers.computed() == [[5.0], [5.0]]
-    for module in workers.modules:
+    for _, module in workers.each():
         module["metric"].reset()
     with updated_at(workers.logical[1].values(), ("train", 4)):
         workers.modules[1]["metric"](8.0)
+    workers.tell()
     assert workers.computed() == [[8.0], [8.0]]
 
 
-def test_metric_when_updated_outside_of_steps_then_it_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metric_when_a_list_is_reset_within_a_step_then_the_others_have_it_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    workers = Workers(CatMetric, 2, monkeypatch)
+    for values in ((1.0, 2.0), (3.0,), (4.0, 5.0)):
+        with updated_at(workers.logical[0].values(), ("train", 0)):
+            if values == (4.0, 5.0):
+                workers.modules[0]["metric"].reset()
+            for value in values:
+                workers.modules[0]["metric"].update(value)
+        workers.tell()
+        if values == (3.0,):
+            assert workers.computed() == [[[1.0, 2.0, 3.0]]] * 2
+    assert workers.computed() == [[[4.0, 5.0]]] * 2
+
+
+def test_metric_when_updated_outside_of_steps_then_it_is_one_update_a_worker_as_under_ddp(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     workers = Workers(SumMetric, 3, monkeypatch)
-    for module in workers.modules:
-        module["metric"](3.0)
+    for rank, module in workers.each():
+        module["metric"](10.0**rank)
     with updated_at(workers.logical[1].values(), ("train", 2)):
         workers.modules[1]["metric"](4.0)
-    assert workers.computed() == [[7.0]] * 3
+    workers.tell()
+    assert workers.computed() == [[115.0]] * 3
     workers = workers.restarted(SumMetric, 2, monkeypatch)
-    assert workers.computed() == [[7.0]] * 2
+    assert workers.computed() == [[115.0]] * 2
 
 
 def test_metric_when_a_step_has_no_weight_then_it_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,13 +15,6 @@ def training(rank: int, world: int, module: Any = None) -> ExactTraining:
     return ExactTraining(strategy, 6, bitwise=True)
 
 
-@pytest.mark.parametrize("world", [1, 2, 4, 6])
-@pytest.mark.parametrize("kind", ["train", "evaluate"])
-def test_hosts_when_asked_for_a_place_then_one_worker_keeps_it(kind: str, world: int) -> None:
-    for number in range(6):
-        assert [training(rank, world).hosts((kind, number)) for rank in range(world)].count(True) == 1
-
-
 @pytest.mark.parametrize(("epoch", "begun"), [(3, 3), (4, 3), (5, 3), (6, 6)])
 def test_keep_reload_epochs_when_a_start_begins_in_a_later_epoch_then_they_are_counted_from_the_first(
     epoch: int, begun: int
