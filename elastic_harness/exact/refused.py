@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import GradientAccumulationScheduler
 from pytorch_lightning.utilities.signature_utils import is_param_in_hook_signature
@@ -12,6 +14,11 @@ from torch.utils.data.distributed import DistributedSampler
 from elastic_harness.errors import ConfigError
 from elastic_harness.exact.logical import Deal
 
+_SYNC_BATCH_NORM = (
+    "model: SyncBatchNorm ({}) makes the workers talk inside a step: use BatchNorm, whose statistics are a logical "
+    "rank's, or elastic.consistency=none."
+)
+
 
 def refuse_inexact_training(trainer: pl.Trainer, module: pl.LightningModule) -> None:
     """Refuse what cannot be exact, before any worker starts.
@@ -19,43 +26,46 @@ def refuse_inexact_training(trainer: pl.Trainer, module: pl.LightningModule) -> 
     Raises:
         ConfigError: with every reason, and the way out.
     """
-    problems = []
+    if problems := [*_trainer_problems(trainer), *_module_problems(module)]:
+        raise ConfigError(problems)
+
+
+def _trainer_problems(trainer: pl.Trainer) -> Iterator[str]:
     every = trainer.accumulate_grad_batches
     if every > 1 or any(isinstance(each, GradientAccumulationScheduler) for each in trainer.callbacks):  # type: ignore[attr-defined]
-        problems.append(
+        yield (
             f"trainer.accumulate_grad_batches={every} must be 1: for the same batch raise elastic.logical_world_size, "
             "of which a worker hosts several."
         )
-    if not module.automatic_optimization:
-        problems.append(
-            "model: automatic_optimization=False cannot be exact, since the harness has to see each gradient: use "
-            "automatic optimization, or elastic.consistency=none."
-        )
+    if getattr(trainer.strategy, "_layer_sync", None) is not None:
+        yield _SYNC_BATCH_NORM.format("trainer.sync_batchnorm=true")
     if getattr(trainer.strategy, "_ddp_comm_hook", None) is not None:
-        problems.append(
+        yield (
             "strategy: ddp_comm_hook changes gradients on their way between workers, and here they are those of "
             "logical ranks, added by the harness: leave it out, or use elastic.consistency=none."
         )
+
+
+def _module_problems(module: pl.LightningModule) -> Iterator[str]:
+    if not module.automatic_optimization:
+        yield (
+            "model: automatic_optimization=False cannot be exact, since the harness has to see each gradient: use "
+            "automatic optimization, or elastic.consistency=none."
+        )
+    for name in [name for name, each in module.named_modules() if isinstance(each, SyncBatchNorm)][:1]:
+        yield _SYNC_BATCH_NORM.format(name)
     for name, each in module.named_modules():
         if isinstance(each, (Embedding, EmbeddingBag)) and each.sparse and each.weight.requires_grad:
-            problems.append(
+            yield (
                 f"model: {name}.weight gets sparse gradients, which cannot be added in the order of logical ranks: "
                 "make the embedding with sparse=False, or use elastic.consistency=none."
             )
-    names = [name for name, each in module.named_modules() if isinstance(each, SyncBatchNorm)]
-    if names or getattr(trainer.strategy, "_layer_sync", None) is not None:
-        problems.append(
-            f"model: SyncBatchNorm ({names[0] if names else 'trainer.sync_batchnorm=true'}) makes the workers talk "
-            "inside a step: use BatchNorm, whose statistics are a logical rank's, or elastic.consistency=none."
-        )
     for hook in ("training_step", "validation_step", "test_step"):
         if is_param_in_hook_signature(getattr(module, hook), "dataloader_iter", explicit=True):
-            problems.append(
+            yield (
                 f"model: {hook}(dataloader_iter) takes batches by itself, and here they are dealt to logical ranks: "
                 "let it take batch, or use elastic.consistency=none."
             )
-    if problems:
-        raise ConfigError(problems)
 
 
 def refuse_inexact(loader: object, name: str) -> None:

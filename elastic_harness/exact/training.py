@@ -268,7 +268,12 @@ def _loss(output: Any) -> Tensor:
 def _tensors(batch: Any) -> list[tuple[Tensor, int]]:
     """The tensors of a batch, and how often each was changed in place."""
     found: list[tuple[Tensor, int]] = []
-    apply_to_collection(batch, Tensor, lambda tensor: found.append((tensor, tensor._version)) or tensor)  # type: ignore[func-returns-value]
+
+    def note(tensor: Tensor) -> Tensor:
+        found.append((tensor, tensor._version))
+        return tensor
+
+    apply_to_collection(batch, Tensor, note, allow_frozen=True)
     return found
 
 

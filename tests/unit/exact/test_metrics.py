@@ -194,6 +194,7 @@ def test_metric_when_updated_outside_of_steps_then_it_is_one_update_a_worker_as_
     workers = Workers(SumMetric, 3, monkeypatch)
     for rank, module in workers.each():
         module["metric"](10.0**rank)
+    workers.rank = 1
     with updated_at(workers.logical[1].values(), ("train", 2)):
         workers.modules[1]["metric"](4.0)
     workers.tell()

@@ -62,5 +62,5 @@ def test_training_when_it_cannot_be_exact_then_reason_and_way_out_are_given(
 
 def test_training_when_several_things_cannot_be_exact_then_all_are_named() -> None:
     with pytest.raises(ConfigError) as raised:
-        refuse_inexact_training(trainer(3), Module(nn.SyncBatchNorm(2), automatic=False))
+        refuse_inexact_training(trainer(3), Module(nn.Sequential(*map(nn.SyncBatchNorm, (2, 3))), automatic=False))
     assert len(raised.value.problems) == 3
