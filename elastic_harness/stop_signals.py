@@ -33,6 +33,23 @@ def raising() -> Iterator[None]:
             signal.signal(number, before[number])
 
 
+class Shielded:
+    """A ``worker_init_fn`` for loader processes that stop signals do not end: they are the agent's to answer.
+
+    Args:
+        init: the user's own.
+    """
+
+    def __init__(self, init: Callable[[int], None] | None) -> None:
+        self.init = init
+
+    def __call__(self, number: int) -> None:
+        for each in STOP_SIGNALS:
+            signal.signal(each, signal.SIG_IGN)
+        if self.init is not None:
+            self.init(number)
+
+
 class StopSignals:
     """While entered, a stop signal is only noted; what was ignored before, such as SIGHUP under nohup, stays ignored.
 

@@ -22,6 +22,7 @@ from pytorch_lightning.trainer.states import RunningStage, TrainerFn
 from torch import Tensor
 from torch.distributed import PrefixStore, Store
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader
 
 from elastic_harness import plain_resume, zygote
 from elastic_harness.checkpoint.boundary import Boundary
@@ -41,6 +42,7 @@ from elastic_harness.exact.evaluation import EvaluationLoader, ExactEvaluationLo
 from elastic_harness.exact.training import ExactTraining, set_deterministic
 from elastic_harness.launcher import ElasticLauncher
 from elastic_harness.messages import Assignment
+from elastic_harness.stop_signals import Shielded
 
 
 class ElasticStrategy(DDPStrategy):
@@ -198,6 +200,8 @@ class ElasticStrategy(DDPStrategy):
         stage = trainer.state.stage
         assert stage is not None
         if self._exact is None:
+            if isinstance(dataloader, DataLoader):
+                dataloader.worker_init_fn = Shielded(dataloader.worker_init_fn)
             if self._resumed_loops is None or stage != RunningStage.TRAINING:
                 return dataloader
             return plain_resume.start_at(self._resumed_loops, dataloader)

@@ -18,6 +18,7 @@ from elastic_harness.exact.logical import Deal
 from elastic_harness.exact.order import EpochOrder
 from elastic_harness.exact.randomness import seed_generators
 from elastic_harness.exact.refused import refuse_empty, refuse_inexact
+from elastic_harness.stop_signals import Shielded
 
 
 class Request(NamedTuple):
@@ -104,17 +105,16 @@ class KeyedCollate:
         return self.collate(samples.items)
 
 
-class _LoaderProcess:
+class _UsersDataset:
     """A ``worker_init_fn`` that lets the user's code find the user's dataset in ``get_worker_info()``."""
 
-    def __init__(self, init: Callable[[int], None] | None) -> None:
+    def __init__(self, init: Callable[[int], None]) -> None:
         self.init = init
 
     def __call__(self, number: int) -> None:
         info: Any = get_worker_info()
         object.__setattr__(info, "dataset", info.dataset.dataset)  # it refuses to be set otherwise
-        if self.init is not None:
-            self.init(number)
+        self.init(number)
 
 
 class ElasticLoader:
@@ -221,7 +221,7 @@ def keyed(loader: DataLoader[Any], requests: Any, seed: int) -> DataLoader[Any]:
         collate_fn=KeyedCollate(loader.collate_fn, seed),
         pin_memory=loader.pin_memory,
         timeout=loader.timeout,
-        worker_init_fn=_LoaderProcess(loader.worker_init_fn),
+        worker_init_fn=_UsersDataset(Shielded(loader.worker_init_fn)),
         multiprocessing_context=loader.multiprocessing_context,
         generator=torch.Generator(),
         prefetch_factor=loader.prefetch_factor,

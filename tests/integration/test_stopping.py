@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import signal
 from collections.abc import Callable
@@ -49,16 +50,23 @@ def test_run_when_agent_gets_a_stop_signal_then_ends_with_its_code_and_can_be_re
         assert again.result["restarts"] == 0
 
 
-def test_run_when_its_process_group_gets_sigterm_then_ends_with_143_and_charges_nothing(
-    start: Callable[..., Run],
+@pytest.mark.parametrize("consistency", ["bitwise", "none"])
+def test_run_when_every_process_of_it_gets_sigterm_then_ends_with_143_and_charges_and_loses_nothing_p05(
+    start: Callable[..., Run], tmp_path: Path, consistency: str
 ) -> None:
-    run = start(*LONG, *LOADERS)
+    trace = f"+callbacks.trace={{_target_: probes.StepTrace, path: {tmp_path / 'trace'}}}"
+    run = start(*LONG, *LOADERS, trace, f"elastic.consistency={consistency}")
     run.wait_for_checkpoint(20)
-    workers = run.workers()
-    os.killpg(run.process.pid, signal.SIGTERM)
+    family = psutil.Process(run.process.pid).children(recursive=True)
+    assert len(family) >= 5, "zygote, two workers and a loader process each"
+    for process in [*family, psutil.Process(run.process.pid)]:
+        process.send_signal(signal.SIGTERM)
     run.finish(code=143, seconds=20)
     assert run.events("worker_failed") == []
-    assert alive(workers) == []
+    _, left = psutil.wait_procs(family, timeout=10)
+    assert left == []
+    steps = [json.loads(line)["step"] for line in (tmp_path / "trace").read_text().splitlines()]
+    assert run.events("checkpoint_saved")[-1]["step"] == max(steps)
 
 
 def test_run_when_agent_is_killed_outright_then_no_process_is_left_and_the_run_resumes_p02(
