@@ -254,9 +254,7 @@ class ElasticStrategy(DDPStrategy):
     def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
         if self._exact is None:
             return super().backward(closure_loss, optimizer, *args, **kwargs)
-        loss = self._exact.backward(closure_loss, optimizer, *args, **kwargs)
-        self._exact.before_update()
-        return loss
+        return self._exact.backward(closure_loss, optimizer, *args, **kwargs)
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         def then_update() -> Any:

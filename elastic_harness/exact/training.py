@@ -137,10 +137,6 @@ class ExactTraining:
                 "each, or use elastic.consistency=none."
             )
 
-    def before_update(self) -> None:
-        """Have the optimizer and ``on_train_batch_end`` hooks draw the same random numbers on every worker."""
-        seed_generators(self.seed, "update", self._step.epoch, self._step.step)
-
     def training_step(self, *args: Any) -> Any:
         """The user's ``training_step``, once for each logical rank hosted here, the lowest last.
 
@@ -186,6 +182,8 @@ class ExactTraining:
         take_buffers()
         records = taken_in(everyones(), metrics)
         replay(combined(records), module.trainer.fit_loop.epoch_loop._results, module)
+        # The rest of the step is one for all logical ranks, and so are its random numbers.
+        seed_generators(self.seed, "update", step.epoch, step.step)
         return precision.post_backward(loss, module)
 
     @property
