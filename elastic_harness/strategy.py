@@ -14,7 +14,6 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from lightning_fabric.plugins import ClusterEnvironment
 from pytorch_lightning.loops.fit_loop import _FitLoop
 from pytorch_lightning.overrides.distributed import _sync_module_states
 from pytorch_lightning.strategies import DDPStrategy, StrategyRegistry
@@ -36,6 +35,7 @@ from elastic_harness.config import (
     RunConfig,
 )
 from elastic_harness.config.rules import broken_rules
+from elastic_harness.environment import ElasticEnvironment
 from elastic_harness.errors import ConfigError
 from elastic_harness.exact import accumulators, evaluation
 from elastic_harness.exact.evaluation import EvaluationLoader, ExactEvaluationLoop
@@ -280,47 +280,6 @@ class ElasticStrategy(DDPStrategy):
             loop = loop.epoch_loop.val_loop
         assert isinstance(loop, ExactEvaluationLoop)
         return loop.step(step, args, self._exact.seed)
-
-
-class ElasticEnvironment(ClusterEnvironment):
-    """Tells Lightning the ranks of this generation; in the agent's process there is one rank, 0 of 1."""
-
-    def __init__(self) -> None:
-        self.assignment: Assignment | None = None
-
-    @property
-    def creates_processes_externally(self) -> bool:
-        return True
-
-    @property
-    def main_address(self) -> str:
-        return self.assignment.store_host if self.assignment else "127.0.0.1"
-
-    @property
-    def main_port(self) -> int:
-        return self.assignment.store_port if self.assignment else 0
-
-    @staticmethod
-    def detect() -> bool:
-        return False
-
-    def world_size(self) -> int:
-        return self.assignment.world_size if self.assignment else 1
-
-    def set_world_size(self, size: int) -> None:
-        """The size comes from the assignment."""
-
-    def global_rank(self) -> int:
-        return self.assignment.rank if self.assignment else 0
-
-    def set_global_rank(self, rank: int) -> None:
-        """The rank comes from the assignment."""
-
-    def local_rank(self) -> int:
-        return self.assignment.local_rank if self.assignment else 0
-
-    def node_rank(self) -> int:
-        return self.assignment.node_rank if self.assignment else 0
 
 
 StrategyRegistry.register("elastic", ElasticStrategy, description="DDP whose workers an elastic agent restarts")
