@@ -109,8 +109,8 @@ class ElasticLauncher(_Launcher):
             payload = pickling.dumps(trainer, function, args, kwargs)
             launch = _Launch(payload, args[0], folder, stop)
             if fingerprint is not None:
-                launch.timeline = self._begin(folder)
                 launch.states = self._states(launch, fingerprint)
+                launch.timeline = self._begin(folder)
             with _agent_log(folder):
                 output = self._supervise(launch)
             _take_over(output, trainer)
@@ -162,6 +162,7 @@ class ElasticLauncher(_Launcher):
         memory = NodeMemory(folder.path, weights)
         if strategy.resume == "never":
             memory.clear()
+        memory.require(fingerprint, force=strategy.resume == "force")
         resume_from = None if strategy.resume in RESUME_WORDS else strategy.resume
         return RunStates(memory, folder.checkpoints, strategy.checkpoint.keep_last, fingerprint, resume_from)
 

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
+import fcntl
+import json
 import os
+import secrets
 import shutil
+import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from elastic_harness.checkpoint.fingerprint import compare
+
 _SHARED_MEMORY = Path("/dev/shm")
+_OWN = f"elastic-harness-{os.getuid()}-"
+_TOKEN = ".node_memory"
+_RUN_FOLDER, _FINGERPRINT = "run_folder.txt", "fingerprint.json"
 _PREFIX = "state_"
 # Weights, two moments of Adam, and as much again for what else there is; the newest of these, and one being written.
 _STATES = 2 * 4
@@ -17,7 +27,7 @@ _STATES = 2 * 4
 class NodeMemory:
     """Where states are until they are written, or taken over by the next generation; made at once.
 
-    The name of the folder follows from the run folder, so that the states outlive the agent, too.
+    It outlives the agent, too: a later start of the run finds it by what ``.node_memory`` in the run folder says.
 
     Args:
         run_folder: the run's folder; it takes the states where ``/dev/shm`` is missing or small.
@@ -25,20 +35,34 @@ class NodeMemory:
     """
 
     def __init__(self, run_folder: Path, weights: int) -> None:
-        digest = hashlib.sha256(str(run_folder.resolve()).encode()).hexdigest()[:16]
-        self.path = _SHARED_MEMORY / f"elastic-harness-{os.getuid()}-{digest}"
+        _sweep()
+        self.path = _SHARED_MEMORY / f"{_OWN}{_token(run_folder)}"
         if not self._made() or shutil.disk_usage(_SHARED_MEMORY).free < _STATES * weights:
-            self.drop()
-            self.path = run_folder / ".node_memory"
+            self.path = run_folder / ".states"
             self.path.mkdir(mode=0o700, exist_ok=True)
+        (self.path / _RUN_FOLDER).write_text(str(run_folder.absolute()))
+        self._in_use: int | None = os.open(self.path / _RUN_FOLDER, os.O_RDONLY)
+        fcntl.flock(self._in_use, fcntl.LOCK_SH)
 
     def _made(self) -> bool:
         """Whether there is a folder in shared memory that belongs to this user, who alone may read it."""
         try:
             self.path.mkdir(mode=0o700, exist_ok=True)
-            return self.path.stat().st_uid == os.getuid()
+            found = self.path.lstat()
         except OSError:
             return False
+        return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+
+    def require(self, fingerprint: Mapping[str, Any], *, force: bool) -> None:
+        """See that the states are those of a run with this fingerprint, and note it.
+
+        Raises:
+            ConfigError: they are those of another one, and it is not forced.
+        """
+        noted = self.path / _FINGERPRINT
+        if self.newest() is not None and noted.exists() and not force:
+            compare(json.loads(noted.read_text()), fingerprint, str(self.path))
+        noted.write_text(json.dumps(fingerprint))
 
     def path_for(self, step: int) -> Path:
         """Where a state goes."""
@@ -54,6 +78,12 @@ class NodeMemory:
             if step_of(path) < step:
                 path.unlink(missing_ok=True)
 
+    def release(self) -> None:
+        """Leave the states to a later start."""
+        if self._in_use is not None:
+            os.close(self._in_use)
+            self._in_use = None
+
     def clear(self) -> None:
         """Remove the states."""
         for path in self._states():
@@ -61,6 +91,7 @@ class NodeMemory:
 
     def drop(self) -> None:
         """Remove the folder with all that is in it."""
+        self.release()
         shutil.rmtree(self.path, ignore_errors=True)
 
     def _states(self) -> list[Path]:
@@ -90,3 +121,21 @@ def write_state(state: dict[str, Any], path: Path) -> None:
 def step_of(path: Path) -> int:
     """The number of optimizer steps in the name of a state."""
     return int(path.stem.removeprefix(_PREFIX))
+
+
+def _token(run_folder: Path) -> str:
+    """What the run's memory is called, on all nodes; another run in a folder of the same name has another one."""
+    path = run_folder / _TOKEN
+    with contextlib.suppress(FileExistsError), path.open("x") as file:
+        file.write(secrets.token_hex(8))
+    return path.read_text()
+
+
+def _sweep() -> None:
+    """Free the memory of runs that are over and whose folder is gone."""
+    for path in _SHARED_MEMORY.glob(f"{_OWN}*"):
+        with contextlib.suppress(OSError), (path / _RUN_FOLDER).open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            run_folder = Path(file.read())
+            if not (run_folder / _TOKEN).exists() or _token(run_folder) != path.name.removeprefix(_OWN):
+                shutil.rmtree(path, ignore_errors=True)

@@ -48,4 +48,5 @@ def test_fit_when_refused_before_any_worker_starts_then_no_hook_runs_here(tmp_pa
     with pytest.raises(ConfigError, match="cannot be sent to the workers"):
         trainer.fit(DigitsMLP(optimizer=torch.optim.Adam), datamodule=DigitsData())
     assert not saved.exists()
-    assert {entry.name for entry in (tmp_path / "elastic").iterdir()} == {".lock", ".workers.lock"}
+    assert {entry.name for entry in (tmp_path / "elastic").iterdir()} == {".lock", ".workers.lock", "checkpoints"}
+    assert list((tmp_path / "elastic" / "checkpoints").iterdir()) == []

@@ -59,7 +59,7 @@ def test_options_when_listed_then_no_knob_was_added_or_lost() -> None:
             *("cacert", "cert", "key", "user", "password"),
         ],
         "restart": ["policy", "max_restarts"],
-        "checkpoint": ["dir", "every_n_steps", "keep_last", "keep_best"],
+        "checkpoint": ["dir", "every_n_steps", "every_seconds", "keep_last", "keep_best", "rescue"],
     }
 
 

@@ -85,7 +85,7 @@ def test_replay_when_a_torchmetrics_object_was_logged_then_the_step_has_the_valu
         module.metric(10.0 + place)
         recorder.log("training_step", "m", module.metric, on_step=True, on_epoch=True, metric_attribute="metric")
         records += recorder.records
-    replay(combined(records), results, module)
+    replay(combined(taken_in([(records, {})], {})), results, module)
     assert results.metrics(on_step=True)["callback"]["m"] == 10.0
 
 

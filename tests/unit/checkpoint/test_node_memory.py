@@ -1,0 +1,82 @@
+"""Where states are kept between a worker and a checkpoint."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from elastic_harness.checkpoint import node_memory
+from elastic_harness.checkpoint.node_memory import NodeMemory, step_of, write_state
+from elastic_harness.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "shm"
+    folder.mkdir()
+    monkeypatch.setattr(node_memory, "_SHARED_MEMORY", folder)
+    return folder
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    return folder
+
+
+def test_memory_when_a_run_is_started_again_then_has_its_states(run_folder: Path, shared_memory: Path) -> None:
+    memory = NodeMemory(run_folder, 0)
+    for step in (7, 12):
+        write_state({"step": step}, memory.path_for(step))
+    newest = NodeMemory(run_folder, 0).newest()
+    assert newest is not None
+    assert (step_of(newest), newest.parent.parent) == (12, shared_memory)
+    memory.drop_before(12)
+    assert [step_of(path) for path in memory.path.glob("*.ckpt")] == [12]
+
+
+def test_memory_when_the_run_folder_was_made_anew_then_is_another_and_the_old_one_is_freed(run_folder: Path) -> None:
+    before = NodeMemory(run_folder, 0)
+    write_state({}, before.path_for(7))
+    shutil.rmtree(run_folder)
+    run_folder.mkdir()
+    assert NodeMemory(run_folder, 0).newest() is None
+    assert before.path.exists(), "an agent holds it"
+    before.release()
+    NodeMemory(run_folder, 0)
+    assert not before.path.exists()
+
+
+def test_memory_when_there_is_little_of_it_then_the_run_folder_takes_the_states(run_folder: Path) -> None:
+    assert NodeMemory(run_folder, 1 << 60).path == run_folder / ".states"
+
+
+@pytest.mark.parametrize("kind", ["link", "file"])
+def test_memory_when_its_name_is_taken_then_the_run_folder_takes_the_states(
+    run_folder: Path, shared_memory: Path, kind: str
+) -> None:
+    memory = NodeMemory(run_folder, 0)
+    memory.drop()
+    if kind == "link":
+        memory.path.symlink_to(shared_memory.parent)
+    else:
+        memory.path.touch()
+    assert NodeMemory(run_folder, 0).path == run_folder / ".states"
+    assert os.path.lexists(memory.path)
+
+
+def test_memory_when_its_states_are_those_of_another_experiment_then_it_refuses_unless_forced_c14(
+    run_folder: Path,
+) -> None:
+    memory = NodeMemory(run_folder, 0)
+    memory.require({"seed": 1}, force=False)
+    memory.require({"seed": 2}, force=False)  # there is no state yet
+    write_state({}, memory.path_for(7))
+    with pytest.raises(ConfigError, match="seed: 2 -> 3"):
+        memory.require({"seed": 3}, force=False)
+    memory.require({"seed": 3}, force=True)
+    memory.require({"seed": 3}, force=False)
