@@ -116,10 +116,12 @@ class Display:
         metrics = "  ".join(f"{name} {value:.4g}" for name, value in message.metrics.items())
         self.line(f"epoch {message.epoch}  step {message.step}  {metrics}")
 
-    def summary(self, result: Result, folder: RunFolder) -> None:
-        """Print how the run ended."""
+    def summary(self, result: Result, folder: RunFolder, notice: str | None = None) -> None:
+        """Print how the run ended, and the notice that ended it, if one did."""
         metrics = "  ".join(f"{name} {value:.4g}" for name, value in result.metrics.items() if value is not None)
         status = "stopped" if result.status == "preempted" else result.status
+        if notice is not None:
+            status = f"{status} ({notice})"
         course = (
             f"{status}: {_count(result.step, 'step')} in {result.wall_seconds:.0f} s, "
             f"{_count(result.restarts, 'restart')}, {_count(result.steps_lost, 'step')} trained again"
