@@ -142,12 +142,12 @@ class ElasticLauncher(_Launcher):
             failure = str(error)
             raise
         finally:
-            if timeline is not None:
+            if timeline is not None and launch.states is not None:
                 self._keep_newest_state(agent)
                 place = {"generation": agent.generation, "step": agent.step, "world_size": agent.world_size}
                 timeline.record("run_finished", **place, status=status, failure=failure)
                 result = Result.of(status, failure, timeline, output, agent.evaluated)
-                self._display.summary(result, launch.folder, notice)
+                self._display.summary(result, launch.folder, notice, launch.states.memory.newest())
                 launch.folder.write_result(result)
 
     def _keep_newest_state(self, agent: ElasticAgent) -> None:

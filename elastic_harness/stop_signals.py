@@ -16,8 +16,8 @@ from elastic_harness.errors import Stopped
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
-# How long a process with torch takes to end once its work is done.
-_LEAVING_SECONDS = 2.0
+# How long a process with torch takes to end once its work is done: 1 to 2 s, and more on a busy machine.
+_LEAVING_SECONDS = 5.0
 
 
 @contextlib.contextmanager
@@ -120,7 +120,7 @@ class StopSignals:
         stop = self.first
         if stop is None:
             return math.inf
-        leaving = min(_LEAVING_SECONDS, self.grace_seconds / 4)
+        leaving = min(_LEAVING_SECONDS, self.grace_seconds / 3)
         return stop.at + self.grace_seconds - leaving - time.monotonic()
 
     def _add(self, stop: Stop) -> None:
