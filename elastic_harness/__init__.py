@@ -12,6 +12,7 @@ from elastic_harness.config import (
     CheckpointConfig,
     ElasticConfig,
     ObjectiveConfig,
+    PreemptionConfig,
     RendezvousConfig,
     RestartConfig,
 )
@@ -28,6 +29,7 @@ __all__ = [
     "ElasticStrategy",
     "HarnessError",
     "ObjectiveConfig",
+    "PreemptionConfig",
     "RendezvousConfig",
     "RestartConfig",
     "Stopped",

@@ -50,9 +50,10 @@ log = logging.getLogger(__name__)
 
 # How long a worker that has finished may take to leave.
 _FAREWELL_SECONDS = 5.0
-# How long handing over a state may take: after a crash, and when there is a step to be finished.
+# How long handing over a state may take: after a crash, and the share of the time that a stop leaves; writing a
+# checkpoint of it has the rest.
 _CRASH_SECONDS = 10.0
-_STOP_SECONDS = 20.0
+_STOP_SHARE = 0.6
 
 
 class ElasticAgent(LocalElasticAgent):
@@ -69,13 +70,13 @@ class ElasticAgent(LocalElasticAgent):
         folder: the run's folder.
         timeline: takes the events; None keeps none (evaluation is not part of the run's story).
         display: shows the progress.
-        stop: the signals that stop the run.
+        stop: the signals and notices that stop the run.
         modules: what the zygote imports beforehand.
         states: takes the states of the workers, and has those to resume from; None where nothing is trained.
 
     Raises (from ``run``):
         TrainingFailed: the policy does not allow another generation.
-        Stopped: a signal asked this process to stop.
+        Stopped: a signal or a notice asked this process to stop.
         ClusterError: the store of a generation cannot be made.
     """
 
@@ -159,13 +160,17 @@ class ElasticAgent(LocalElasticAgent):
                 if result.state is WorkerState.FAILED:
                     return first_failure(self._locals, self._read, step=self.step, made_progress=self._made_progress)
         except HarnessError:
+            self._raise_if_stopped()
             self._rescue(_CRASH_SECONDS)
             raise
 
     def _raise_if_stopped(self) -> None:
-        if self._stop.received is not None:
-            self._rescue(_STOP_SECONDS, finish_step=True)
-            raise Stopped(self._stop.received)
+        stop = self._stop.first
+        if stop is not None:
+            if stop.notice is not None:
+                self._record("preemption_notice", notice=stop.notice)
+            self._rescue(_STOP_SHARE * self._stop.seconds_left(), finish_step=True)
+            raise Stopped(stop.number, stop.notice)
 
     def _rescue(self, seconds: float, *, finish_step: bool = False) -> None:
         """Keep the newest state that a worker holds."""

@@ -116,10 +116,21 @@ class Display:
         metrics = "  ".join(f"{name} {value:.4g}" for name, value in message.metrics.items())
         self.line(f"epoch {message.epoch}  step {message.step}  {metrics}")
 
-    def summary(self, result: Result, folder: RunFolder) -> None:
-        """Print how the run ended."""
+    def summary(
+        self, result: Result, folder: RunFolder, notice: str | None = None, unwritten: Path | None = None
+    ) -> None:
+        """Print how the run ended.
+
+        Args:
+            result: how.
+            folder: of the run.
+            notice: the notice that stopped it, if one did.
+            unwritten: the state in this node's memory that no checkpoint could be made of.
+        """
         metrics = "  ".join(f"{name} {value:.4g}" for name, value in result.metrics.items() if value is not None)
         status = "stopped" if result.status == "preempted" else result.status
+        if notice is not None:
+            status = f"{status} ({notice})"
         course = (
             f"{status}: {_count(result.step, 'step')} in {result.wall_seconds:.0f} s, "
             f"{_count(result.restarts, 'restart')}, {_count(result.steps_lost, 'step')} trained again"
@@ -127,7 +138,10 @@ class Display:
         self.line(f"{course}  {metrics}".rstrip())
         self.line(f"run folder: {shown_path(folder.path)}")
         if result.status == "preempted":
-            self.line(f"the same command goes on from {_resume_point(folder)}")
+            source = _resume_point(folder)
+            if unwritten is not None:
+                source = f"{unwritten} on this machine, and on others from {source}"
+            self.line(f"the same command goes on from {source}")
 
 
 def _resume_point(folder: RunFolder) -> str:

@@ -6,7 +6,7 @@ HarnessError                1
 +-- TrainingFailed          1    failed for good: permanent error, crash loop, restart budget spent
 +-- ClusterError            144  rendezvous lost or timed out; the same command may be tried again
     +-- FencedError         144  another generation has taken over from this one
-Stopped (SystemExit)        129, 130, 143: stopped by SIGHUP, SIGINT, or any other stop signal; resumable
+Stopped (SystemExit)        129, 130, 143: stopped by SIGHUP, SIGINT, or any other stop signal or notice; resumable
 """
 
 from __future__ import annotations
@@ -74,16 +74,18 @@ class FencedError(ClusterError):
 
 
 class Stopped(SystemExit):
-    """A signal asked the run to stop; it can be resumed. Uncaught, it ends the process with its exit code.
+    """A signal or a notice asked the run to stop; it can be resumed. Uncaught, it ends the process with its exit code.
 
     Not an Exception, since Hydra stores those of a job and goes on with the sweep; nor a KeyboardInterrupt,
     which Lightning turns into exit code 1.
 
     Args:
-        signum: the signal that was received.
+        signum: the signal that was received; SIGTERM for a notice.
+        notice: who said that this node will go away, and why, if it was not a signal.
     """
 
-    def __init__(self, signum: int) -> None:
+    def __init__(self, signum: int, notice: str | None = None) -> None:
         self.signal = signal.Signals(signum)
+        self.notice = notice
         self.exit_code = 128 + (signum if signum in (signal.SIGHUP, signal.SIGINT) else signal.SIGTERM)
         super().__init__(self.exit_code)

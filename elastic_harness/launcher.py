@@ -22,7 +22,7 @@ from pytorch_lightning.strategies.launchers.launcher import _Launcher
 from pytorch_lightning.trainer.states import TrainerFn
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 
-from elastic_harness import pickling, rendezvous, worker, zygote
+from elastic_harness import pickling, preemption, rendezvous, worker, zygote
 from elastic_harness.agent import ElasticAgent
 from elastic_harness.checkpoint import start
 from elastic_harness.checkpoint.callback import ElasticCheckpoint
@@ -92,7 +92,7 @@ class ElasticLauncher(_Launcher):
         Raises:
             ConfigError: the module does not pickle, the run folder is not usable, a main guard is missing.
             TrainingFailed: the workers failed for good.
-            Stopped: a signal asked the run to stop.
+            Stopped: a signal or a notice asked the run to stop.
         """
         if zygote.importing_script():
             # A worker is importing the user's script and met fit() again. Its agent knows what the code means.
@@ -101,7 +101,8 @@ class ElasticLauncher(_Launcher):
         _require_script()
         run_dir = self._strategy.run_dir or os.path.join(trainer.default_root_dir, "elastic")  # noqa: PTH118
         folder = RunFolder(Path(run_dir), self._strategy.checkpoint.dir)
-        with _hooks_stay_in_workers(trainer), StopSignals() as stop, folder.in_use():
+        notices = self._strategy.preemption
+        with _hooks_stay_in_workers(trainer), StopSignals(notices.grace_seconds) as stop, folder.in_use():
             fingerprint = None
             if trainer.state.fn == TrainerFn.FITTING:
                 _require_same_module(args[0], folder)
@@ -111,7 +112,8 @@ class ElasticLauncher(_Launcher):
             if fingerprint is not None:
                 launch.states = self._states(launch, fingerprint)
                 launch.timeline = self._begin(folder)
-            with _agent_log(folder):
+            watchers = preemption.watchers_of(notices)
+            with _agent_log(folder), preemption.watching(watchers, notices.poll_interval, stop.give_notice):
                 output = self._supervise(launch)
             _take_over(output, trainer)
         return output.results
@@ -122,7 +124,7 @@ class ElasticLauncher(_Launcher):
     def _supervise(self, launch: _Launch) -> Output:
         """Run the agent to the end and record how it ended."""
         agent, timeline = self._agent(launch), launch.timeline
-        status, failure, output = "failed", None, None
+        status, failure, output, notice = "failed", None, None, None
         try:
             with self._display.progress():
                 agent.run()
@@ -130,8 +132,8 @@ class ElasticLauncher(_Launcher):
             output = Output.from_bytes(agent.output)
             status = "finished"
             return output
-        except Stopped:
-            status = "preempted"
+        except Stopped as stopped:
+            status, notice = "preempted", stopped.notice
             raise
         except TrainingFailed as error:
             failure = error.summary
@@ -140,12 +142,12 @@ class ElasticLauncher(_Launcher):
             failure = str(error)
             raise
         finally:
-            if timeline is not None:
+            if timeline is not None and launch.states is not None:
                 self._keep_newest_state(agent)
                 place = {"generation": agent.generation, "step": agent.step, "world_size": agent.world_size}
                 timeline.record("run_finished", **place, status=status, failure=failure)
                 result = Result.of(status, failure, timeline, output, agent.evaluated)
-                self._display.summary(result, launch.folder)
+                self._display.summary(result, launch.folder, notice, launch.states.memory.newest())
                 launch.folder.write_result(result)
 
     def _keep_newest_state(self, agent: ElasticAgent) -> None:
@@ -164,7 +166,8 @@ class ElasticLauncher(_Launcher):
             memory.clear()
         memory.require(fingerprint, force=strategy.resume == "force")
         resume_from = None if strategy.resume in RESUME_WORDS else strategy.resume
-        return RunStates(memory, folder.checkpoints, strategy.checkpoint.keep_last, fingerprint, resume_from)
+        keep_last = strategy.checkpoint.keep_last
+        return RunStates(memory, folder.checkpoints, keep_last, fingerprint, resume_from, launch.stop)
 
     def _agent(self, launch: _Launch) -> ElasticAgent:
         strategy = self._strategy

@@ -1,18 +1,23 @@
-"""Signals that ask the run to stop: noted by a handler, answered by the agent when it looks."""
+"""Signals and notices that ask the run to stop: noted when they come, answered by the agent when it looks."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from multiprocessing import Pipe
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from elastic_harness.errors import Stopped
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+# How long a process with torch takes to end once its work is done: 1 to 2 s, and more on a busy machine.
+_LEAVING_SECONDS = 5.0
 
 
 @contextlib.contextmanager
@@ -50,17 +55,34 @@ class Shielded:
             self.init(number)
 
 
+class Stop(NamedTuple):
+    """What asked the run to stop.
+
+    Args:
+        number: the signal; SIGTERM for a notice.
+        notice: who said that this node will go away, and why; None for a signal.
+        at: when that was, as ``time.monotonic()`` gives it.
+    """
+
+    number: int
+    notice: str | None
+    at: float
+
+
 class StopSignals:
     """While entered, a stop signal is only noted; what was ignored before, such as SIGHUP under nohup, stays ignored.
 
+    Args:
+        grace_seconds: how long it may take from the signal, or the notice, to the end of this process.
+
     Attributes:
-        received: number of the signal, None as long as there was none.
-        reader: becomes readable when a signal arrives, to wake whoever waits.
+        reader: becomes readable when a signal or a notice arrives, to wake whoever waits.
     """
 
-    def __init__(self) -> None:
-        self.received: int | None = None
+    def __init__(self, grace_seconds: float = math.inf) -> None:
+        self.grace_seconds = grace_seconds
         self.reader, self._writer = Pipe(duplex=False)
+        self._stops: list[Stop] = []
         self._before: dict[int, Callable[..., Any] | int | None] = {}
 
     def __enter__(self) -> StopSignals:
@@ -77,6 +99,32 @@ class StopSignals:
 
     def note(self, number: int) -> None:
         """Take a signal, of this process or of a worker, as one that stops the run, unless it is ignored here."""
-        if self.received is None and (number in self._before or not self._before):
-            self.received = number
+        if number in self._before or not self._before:
+            self._add(Stop(number, None, time.monotonic()))
+
+    def give_notice(self, notice: str) -> None:
+        """Take it that this node will go away; from any thread.
+
+        Args:
+            notice: who says so, and why.
+        """
+        self._add(Stop(signal.SIGTERM, notice, time.monotonic()))
+
+    @property
+    def first(self) -> Stop | None:
+        """What asked the run to stop; None as long as nothing did. What comes later does not count."""
+        return self._stops[0] if self._stops else None
+
+    def seconds_left(self) -> float:
+        """How long the run may still be at work, so that this process ends in time; without limit until a stop."""
+        stop = self.first
+        if stop is None:
+            return math.inf
+        leaving = min(_LEAVING_SECONDS, self.grace_seconds / 3)
+        return stop.at + self.grace_seconds - leaving - time.monotonic()
+
+    def _add(self, stop: Stop) -> None:
+        # A signal may come in the middle of a notice, and a handler must not wait for a lock; this needs none.
+        self._stops.append(stop)
+        if self._stops[0] is stop:
             self._writer.send_bytes(b"")

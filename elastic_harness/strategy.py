@@ -30,6 +30,7 @@ from elastic_harness.config import (
     CheckpointConfig,
     ElasticConfig,
     ObjectiveConfig,
+    PreemptionConfig,
     RendezvousConfig,
     RestartConfig,
     RunConfig,
@@ -59,6 +60,7 @@ class ElasticStrategy(DDPStrategy):
         restart: which failures are retried, how often.
         checkpoint: when checkpoints are written and which are kept.
         objective: the metric that ``checkpoint.keep_best`` goes by.
+        preemption: how fast a node stops that will go away, and who tells beside the signals.
         run_dir: the run's folder; null is ``<default_root_dir>/elastic``. A folder that holds a run resumes it.
         resume: ``auto`` (go on with the run in ``run_dir``), ``force`` (also if what defines its result has changed),
             ``never`` (set it aside and start over), or the path of a checkpoint to start from when ``run_dir`` holds
@@ -80,6 +82,7 @@ class ElasticStrategy(DDPStrategy):
         restart: RestartConfig | None = None,
         checkpoint: CheckpointConfig | None = None,
         objective: ObjectiveConfig | None = None,
+        preemption: PreemptionConfig | None = None,
         run_dir: str | None = None,
         resume: str = "auto",
         **ddp_options: Any,
@@ -90,6 +93,7 @@ class ElasticStrategy(DDPStrategy):
         self.restart = restart or RestartConfig()
         self.checkpoint = checkpoint or CheckpointConfig()
         self.objective = objective or ObjectiveConfig()
+        self.preemption = preemption or PreemptionConfig()
         self.run_dir = run_dir
         self.resume = resume
         self.config_yaml: str | None = None
@@ -112,6 +116,7 @@ class ElasticStrategy(DDPStrategy):
             rendezvous=self.rendezvous,
             restart=self.restart,
             checkpoint=self.checkpoint,
+            preemption=self.preemption,
         )
         if problems := list(broken_rules(run, set())):
             raise ConfigError(problems)

@@ -11,6 +11,8 @@ from elastic_harness.checkpoint import files
 from elastic_harness.checkpoint.files import CheckpointFolder, Damaged
 from elastic_harness.checkpoint.node_memory import NodeMemory, step_of
 from elastic_harness.checkpoint.writer import BackgroundWriter, Capture, Written
+from elastic_harness.errors import CheckpointError
+from elastic_harness.stop_signals import StopSignals
 
 
 class Reachable(NamedTuple):
@@ -36,6 +38,7 @@ class RunStates:
         keep_last: how many of the newest checkpoints to keep.
         fingerprint: what defines the run's result.
         resume_from: checkpoint to start from when the run has no state of its own.
+        stop: says how long a write may be waited for.
     """
 
     def __init__(
@@ -45,11 +48,13 @@ class RunStates:
         keep_last: int,
         fingerprint: Mapping[str, Any],
         resume_from: str | None,
+        stop: StopSignals,
     ) -> None:
         self.memory = memory
         self._checkpoints = checkpoints
         self._writer = BackgroundWriter(checkpoints, keep_last, fingerprint)
         self._resume_from = resume_from
+        self._stop = stop
 
     @property
     def reader(self) -> Connection:
@@ -89,8 +94,18 @@ class RunStates:
         return written
 
     def finish_writing(self) -> list[Written]:
-        """Wait for what is being written; otherwise as ``written``."""
-        self._writer.finish()
+        """Wait for what is being written; otherwise as ``written``.
+
+        Raises:
+            CheckpointError: it could not be written, or not before a run that was asked to stop has to end.
+        """
+        if not self._writer.finish(self._stop.seconds_left):
+            raise CheckpointError(
+                f"preemption.grace_seconds={self._stop.grace_seconds:g} is too short for what is being written to "
+                f"{self._checkpoints.location}: raise it, as far as whoever stops this machine waits, or write to a "
+                "faster place.",
+                permanent=False,
+            )
         return self.written()
 
     def keep_newest(self, epoch: int, generation: int) -> list[Written]:

@@ -13,6 +13,9 @@ from elastic_harness.checkpoint.files import CheckpointFolder, Kind
 from elastic_harness.checkpoint.manifest import Facts
 from elastic_harness.errors import CheckpointError, FencedError
 
+# How long it may take to see that there is no time left.
+_LOOK_SECONDS = 0.1
+
 
 class Capture(NamedTuple):
     """A state in the node's memory, to be written.
@@ -99,10 +102,16 @@ class BackgroundWriter:
             written.append(outcome)
         return written
 
-    def finish(self, seconds: float | None = None) -> bool:
-        """Wait until all is written; whether that is so."""
+    def finish(self, seconds_left: Callable[[], float]) -> bool:
+        """Wait until all is written; whether that is so.
+
+        Args:
+            seconds_left: how long this may take, asked again and again, since a stop may come meanwhile.
+        """
         with self._changed:
-            return self._changed.wait_for(lambda: not self._busy and not self._waiting, seconds)
+            while (self._busy or self._waiting) and (left := seconds_left()) > 0:
+                self._changed.wait(min(left, _LOOK_SECONDS))
+            return not self._busy and not self._waiting
 
     def _run(self) -> None:
         while True:

@@ -126,6 +126,28 @@ class CheckpointConfig:
 
 
 @dataclass
+class PreemptionConfig:
+    """How a node stops that will go away, and who tells, beside the stop signals.
+
+    Args:
+        grace_seconds: from the signal or the notice to the exit, whatever is under way. What of the checkpoint is not
+            written by then stays in the node's memory.
+        provider: ``aws`` (spot instances), ``gcp`` or ``slurm`` (the end of the job's time limit); null asks nobody.
+        endpoint: URL of the cloud's metadata server; null is its own.
+        file: path of a file whose presence is a notice; null is none.
+        lead_seconds: how long before its end a Slurm job is stopped.
+        poll_interval: seconds between two looks for a notice.
+    """
+
+    grace_seconds: float = 25.0
+    provider: str | None = None
+    endpoint: str | None = None
+    file: str | None = None
+    lead_seconds: float = 60.0
+    poll_interval: float = 5.0
+
+
+@dataclass
 class ObjectiveConfig:
     """The one number the run is judged by.
 
@@ -156,6 +178,7 @@ class RunConfig:
     rendezvous: RendezvousConfig = field(default_factory=RendezvousConfig)
     restart: RestartConfig = field(default_factory=RestartConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    preemption: PreemptionConfig = field(default_factory=PreemptionConfig)
     model: dict[str, Any] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)
     optimizer: dict[str, Any] | None = None
@@ -171,6 +194,7 @@ SCHEMAS: dict[str, type[Any]] = {
     "rendezvous": RendezvousConfig,
     "restart": RestartConfig,
     "checkpoint": CheckpointConfig,
+    "preemption": PreemptionConfig,
 }
 """The groups owned by the harness: no other key is accepted in them."""
 

@@ -145,6 +145,7 @@ def _trainer(run: RunConfig, callbacks: list[Callback], logger: Logger | bool) -
         restart=run.restart,
         checkpoint=run.checkpoint,
         objective=run.objective,
+        preemption=run.preemption,
         run_dir=run.run_dir,
         resume=run.resume,
     )

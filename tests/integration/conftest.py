@@ -152,6 +152,11 @@ def run_script(tmp_path: Path) -> Iterator[Callable[..., Run]]:
         run.clean_up()
 
 
+def traced(path: Path) -> int:
+    """The most optimizer steps that a worker has finished, as ``probes.StepTrace`` wrote them down."""
+    return max(json.loads(line)["step"] for line in path.read_text().splitlines())
+
+
 def alive(pids: list[int]) -> list[int]:
     """Those of the processes that run."""
     living = []

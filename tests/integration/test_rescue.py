@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.conftest import Run
+from tests.integration.conftest import Run, traced
 
 # 12 steps an epoch, with a validation after each.
 FAULTS = [
@@ -47,11 +47,6 @@ def test_run_when_killed_in_every_phase_then_loses_no_step_and_ends_with_the_sam
     assert run.result["restarts"] == len(FAULTS)
     assert run.result["steps_lost"] == 0
     assert run.result["weights_sha256"] == undisturbed
-
-
-def traced(path: Path) -> int:
-    """The most optimizer steps that a worker has finished."""
-    return max(json.loads(line)["step"] for line in path.read_text().splitlines())
 
 
 def test_run_when_a_process_of_it_gets_sigterm_then_finishes_the_step_and_keeps_it_p04(

@@ -13,6 +13,7 @@ from elastic_harness.checkpoint.node_memory import NodeMemory
 from elastic_harness.checkpoint.states import RunStates
 from elastic_harness.config import CheckpointConfig, ObjectiveConfig
 from elastic_harness.loops import Next
+from elastic_harness.stop_signals import StopSignals
 from recipes.digits_mlp.module import DigitsData, DigitsMLP
 
 STEPS_AN_EPOCH = 23  # of 64 images; 1,437 are for training
@@ -23,7 +24,7 @@ def fit(
 ) -> pl.Trainer:
     checkpoints = CheckpointFolder(folder)
     callback = ElasticCheckpoint(checkpoints, config, objective or ObjectiveConfig())
-    states = RunStates(NodeMemory(folder, 0), checkpoints, config.keep_last, {"seed": 42}, None)
+    states = RunStates(NodeMemory(folder, 0), checkpoints, config.keep_last, {"seed": 42}, None, StopSignals())
     made = pl.Trainer(
         accelerator="cpu",
         logger=False,

@@ -45,7 +45,7 @@ def problems_of(**changes: Any) -> list[str]:
 def test_options_when_listed_then_no_knob_was_added_or_lost() -> None:
     assert {group: allowed_keys(group) for group in ("", *SCHEMAS)} == {
         "": [
-            *("run_id", "seed", "resume", "objective", "elastic", "rendezvous", "restart", "checkpoint"),
+            *("run_id", "seed", "resume", "objective", "elastic", "rendezvous", "restart", "checkpoint", "preemption"),
             *("model", "data", "optimizer", "scheduler", "trainer", "logger", "callbacks"),
         ],
         "objective": ["metric", "direction"],
@@ -60,6 +60,7 @@ def test_options_when_listed_then_no_knob_was_added_or_lost() -> None:
         ],
         "restart": ["policy", "max_restarts"],
         "checkpoint": ["dir", "every_n_steps", "every_seconds", "keep_last", "keep_best", "rescue"],
+        "preemption": ["grace_seconds", "provider", "endpoint", "file", "lead_seconds", "poll_interval"],
     }
 
 
@@ -159,6 +160,14 @@ def test_parse_when_a_range_is_given_then_the_two_keys_are_named_r10(key: str) -
         ("checkpoint.dir", 3, "must be text or null"),
         ("checkpoint.dir", "", "must be a folder or a URL"),
         ("checkpoint.dir", "nowhere://x", "Protocol not known: nowhere"),
+        ("preemption.grace_seconds", -1, "must be more than 0"),
+        ("preemption.grace_seconds", "30s", "must be a number"),
+        ("preemption.provider", "azure", "must be aws, gcp, slurm or null"),
+        ("preemption.endpoint", "169.254.169.254", "must be an http:// URL"),
+        ("preemption.endpoint", "http://host:port", "must be an http:// URL"),
+        ("preemption.endpoint", "http://localhost", "must go with preemption.provider=aws or gcp"),
+        ("preemption.file", "", "must be a path"),
+        ("preemption.poll_interval", 0, "must be more than 0 and at most 60"),
         ("objective.metric", 3, "must be text or null"),
         ("objective.direction", "up", "must be max or min"),
         ("seed", -1, "must be between 0 and 4294967295"),
@@ -189,6 +198,14 @@ def test_parse_when_there_can_be_more_workers_than_logical_ranks_then_the_arithm
     assert problem.startswith(
         "elastic.logical_world_size=2 must be at least the 3 workers of elastic.nproc_per_node=3 times "
         "elastic.max_nodes=1"
+    )
+
+
+def test_parse_when_slurm_would_end_a_job_that_stops_then_the_arithmetic_is_shown() -> None:
+    (problem,) = problems_of(preemption__provider="slurm", preemption__grace_seconds=100)
+    assert problem.startswith(
+        "preemption.lead_seconds=60 must be at least the 105 s of preemption.grace_seconds=100 and "
+        "preemption.poll_interval=5"
     )
 
 
