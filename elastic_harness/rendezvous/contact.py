@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import itertools
 import logging
@@ -57,6 +58,7 @@ class Contact:
     def start(self) -> None:
         """Start the thread, if it has not been started yet."""
         if not self.running:
+            atexit.register(self.stop, 1.0)  # a thread that returns from C++ while Python ends would abort the process
             self._thread.start()
 
     def stop(self, timeout: float) -> bool:
@@ -65,6 +67,7 @@ class Contact:
         Args:
             timeout: seconds to wait.
         """
+        atexit.unregister(self.stop)
         self._stopped = True
         self._asked.set()
         if self.running:
