@@ -27,6 +27,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBa
 from elastic_harness.errors import ClusterError
 from elastic_harness.rendezvous.backends import StoreBackend
 from elastic_harness.rendezvous.contact import Contact
+from elastic_harness.rendezvous.endpoints import answers
 from elastic_harness.rendezvous.member import Member
 from elastic_harness.rendezvous.state import FINISHED, Node, Rules
 from elastic_harness.rendezvous.view import Change, Round
@@ -34,7 +35,7 @@ from elastic_harness.rendezvous.view import Change, Round
 log = logging.getLogger(__name__)
 
 _WAIT_SECONDS = 0.1
-_CONNECT_SECONDS = 2.0
+_CONNECT_SECONDS = 10.0
 _STORE_SECONDS = 300.0
 
 
@@ -273,6 +274,8 @@ class ElasticRendezvous(RendezvousHandler):
 
 def _connect(host: str, port: int) -> TCPStore | None:
     """The store of another node; None if it does not answer."""
+    if not answers(host, port):
+        return None
     try:
         store = TCPStore(host, port, is_master=False, timeout=_seconds(_CONNECT_SECONDS))
     except DistError as error:
