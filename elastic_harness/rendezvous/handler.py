@@ -223,8 +223,12 @@ class ElasticRendezvous(RendezvousHandler):
 
     def _pause(self, deadline: float) -> None:
         """Wait for the next news, unless there is no hope for any."""
+        self.on_wait()
+        with self._contact.seen:
+            self._contact.seen.wait(_WAIT_SECONDS)
         now = time.monotonic()
-        silent = now - self._contact.answered if self._contact.answered is not None else 0.0
+        began = deadline - self._join_timeout
+        silent = now - max(began, self._contact.answered or began)
         if self._lives_with is not None and silent > self._rules.patience:
             raise ClusterError(
                 f"rendezvous.endpoint={self._endpoint} is lost: the node that hosts the store of rendezvous=c10d is "
@@ -232,9 +236,6 @@ class ElasticRendezvous(RendezvousHandler):
             )
         if now > deadline:
             raise ClusterError(self._late())
-        self.on_wait()
-        with self._contact.seen:
-            self._contact.seen.wait(_WAIT_SECONDS)
 
     def _late(self) -> str:
         state = self._member.state

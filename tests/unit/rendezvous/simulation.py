@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from elastic_harness.rendezvous.member import Member
-from elastic_harness.rendezvous.state import Node, Rules, State
+from elastic_harness.rendezvous.state import FINISHED, Node, Rules, State
 from elastic_harness.rendezvous.view import Kind, Phase
 
 POLL = 0.25
@@ -256,6 +256,16 @@ class Cluster:
             return False
         full = len(working) == self.rules.max_nodes
         return bool(working) and (len(working) == len(wanting) or full)
+
+    def finish(self) -> None:
+        """The workers of every member finish."""
+        for node in self.living:
+            if node.member.phase is Phase.WORKING:
+                node.member.finish()
+
+    def finished(self) -> bool:
+        """Every node that lives and did not leave knows that the run has finished, spares too."""
+        return all(node.member.told == FINISHED for node in self.living if node.member.phase is not Phase.OUT)
 
     def calm_down(self) -> None:
         """Nothing goes wrong any more, and there are nodes enough."""
