@@ -63,7 +63,8 @@ class RendezvousConfig:
         last_call_timeout: how long the first round of a start waits for more than ``elastic.min_nodes``. Later nodes
             join a running job at any time.
         read_timeout: how long an answer of the endpoint may take.
-        keep_alive_interval: between two signs of life of a node.
+        keep_alive_interval: between two signs of life of a node; with ``elastic.max_nodes`` above 16 it grows in
+            proportion.
         keep_alive_attempts: signs of life in a row that may be missed before a node is taken for dead.
         local_addr: address of this node as the workers of others reach it; null is the one that leads to the endpoint,
             so that the machine's own name is never looked up.

@@ -23,7 +23,7 @@ from elastic_harness.config import ElasticConfig, RendezvousConfig
 from elastic_harness.rendezvous.backends import connect
 from elastic_harness.rendezvous.endpoints import address_of_this_node, spelt
 from elastic_harness.rendezvous.handler import ElasticRendezvous
-from elastic_harness.rendezvous.state import Node, Rules
+from elastic_harness.rendezvous.state import FULL_PACE_NODES, Node, Rules
 from elastic_harness.rendezvous.view import Change, Kind, Round
 
 
@@ -64,7 +64,8 @@ def create(
             min_nodes=elastic.min_nodes,
             max_nodes=elastic.max_nodes,
             last_call=rendezvous.last_call_timeout,
-            interval=rendezvous.keep_alive_interval,
+            # The same on all nodes, whoever is there: a node must fence itself before the others expel it.
+            interval=rendezvous.keep_alive_interval * max(1.0, elastic.max_nodes / FULL_PACE_NODES),
             attempts=rendezvous.keep_alive_attempts,
             fixed=rendezvous.backend == "static",
         ),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import logging
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +17,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBa
 
 from elastic_harness.config import RendezvousConfig
 from elastic_harness.errors import ConfigError
-from elastic_harness.rendezvous.endpoints import Endpoint, endpoints, is_local, spelt, unreachable, uses_tls
+from elastic_harness.rendezvous.endpoints import Endpoint, answers, endpoints, is_local, spelt, unreachable, uses_tls
 
 log = logging.getLogger(__name__)
 
@@ -78,9 +77,9 @@ def _c10d(config: RendezvousConfig, run_id: str, on_wait: Callable[[], None]) ->
     while True:
         # The node that the endpoint names hosts the store, unless another agent there was faster.
         timeout = timedelta(seconds=max(config.read_timeout, _CONNECT_SECONDS))
-        hosts = local and not _answers(endpoint)
+        hosts = local and not answers(endpoint.host, endpoint.port)
         try:
-            if hosts or _answers(endpoint):
+            if hosts or answers(endpoint.host, endpoint.port):
                 store = TCPStore(endpoint.host, endpoint.port, None, hosts, timeout, wait_for_workers=False)
                 return StoreBackend(store, run_id, hosts)
         except (DistError, RendezvousConnectionError) as error:
@@ -89,14 +88,6 @@ def _c10d(config: RendezvousConfig, run_id: str, on_wait: Callable[[], None]) ->
             raise unreachable(config, TimeoutError(f"no answer for {config.join_timeout:g} s"))
         on_wait()
         time.sleep(_RETRY_SECONDS)
-
-
-def _answers(endpoint: Endpoint) -> bool:
-    try:
-        socket.create_connection((endpoint.host, endpoint.port or 1), _CONNECT_SECONDS).close()
-    except OSError:
-        return False
-    return True
 
 
 # -- etcd ----------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import itertools
 import logging
@@ -22,7 +23,8 @@ log = logging.getLogger(__name__)
 
 _WORKING_POLL_SECONDS = 0.1
 _JOINING_POLL_SECONDS = 0.03
-_CONTENTION_SECONDS = 0.005
+_SECONDS_A_NODE = 0.0075  # so many nodes together do not look more often than this
+_CONTENTION_SECONDS = 0.0025
 
 
 class Contact:
@@ -57,6 +59,7 @@ class Contact:
     def start(self) -> None:
         """Start the thread, if it has not been started yet."""
         if not self.running:
+            atexit.register(self.stop, 1.0)  # a thread that returns from C++ while Python ends would abort the process
             self._thread.start()
 
     def stop(self, timeout: float) -> bool:
@@ -65,6 +68,7 @@ class Contact:
         Args:
             timeout: seconds to wait.
         """
+        atexit.unregister(self.stop)
         self._stopped = True
         self._asked.set()
         if self.running:
@@ -102,6 +106,7 @@ class Contact:
                 self._signal()
                 self.seen.notify_all()
             poll = _WORKING_POLL_SECONDS if self._member.phase is Phase.WORKING else _JOINING_POLL_SECONDS
+            poll = max(poll, len(self._member.state.nodes) * _SECONDS_A_NODE)
             self._asked.wait(poll * random.uniform(0.5, 1.5))
             self._asked.clear()
 
@@ -122,7 +127,10 @@ class Contact:
                     self._member.accepted(new, began)
                 return
             read = written[:2] if written is not None else None
-            time.sleep(random.uniform(0, _CONTENTION_SECONDS * min(attempt, 10)))
+            if attempt > 1:
+                # Many want to write. What was read is old after the pause.
+                time.sleep(random.uniform(0, _CONTENTION_SECONDS * 2 ** min(attempt, 9)))
+                read = self._backend.get_state()
 
     def _signal(self) -> None:
         """Make ``reader`` readable, once a round."""

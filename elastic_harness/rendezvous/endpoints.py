@@ -10,6 +10,8 @@ from elastic_harness.errors import ClusterError, ConfigError
 
 _DEFAULT_PORTS = {"c10d": 29400, "static": 29400, "etcd": 2379, "etcd_v2": 2379}
 
+_CONNECT_SECONDS = 1.0
+
 
 @dataclass(frozen=True)
 class Endpoint:
@@ -78,6 +80,15 @@ def is_local(host: str) -> bool:
     """Whether a name or address belongs to this machine: only then can it be bound."""
     try:
         socket.create_server((host, 0), family=_family(host)).close()
+    except OSError:
+        return False
+    return True
+
+
+def answers(host: str, port: int) -> bool:
+    """Whether somebody listens there. Asked before torch is, which fills the screen when nobody does."""
+    try:
+        socket.create_connection((host, port or 1), _CONNECT_SECONDS).close()
     except OSError:
         return False
     return True

@@ -113,13 +113,9 @@ def _certificate(config: RendezvousConfig, error: Exception) -> ConfigError:
 
 def _innermost(error: BaseException) -> BaseException:
     """The error of the operating system or of TLS, under those of requests and urllib3."""
-    while True:
-        inner = getattr(error, "reason", None) or next(
-            (argument for argument in error.args if isinstance(argument, BaseException)), None
-        )
-        if not isinstance(inner, BaseException):
-            return error
-        error = inner
+    arguments = [argument for argument in error.args if isinstance(argument, BaseException)]
+    below = (getattr(error, "reason", None), *arguments, error.__cause__)
+    return next((_innermost(each) for each in below if isinstance(each, BaseException)), error)
 
 
 def _after(prefix: str) -> str:

@@ -27,6 +27,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBa
 from elastic_harness.errors import ClusterError
 from elastic_harness.rendezvous.backends import StoreBackend
 from elastic_harness.rendezvous.contact import Contact
+from elastic_harness.rendezvous.endpoints import answers
 from elastic_harness.rendezvous.member import Member
 from elastic_harness.rendezvous.state import FINISHED, Node, Rules
 from elastic_harness.rendezvous.view import Change, Round
@@ -34,7 +35,7 @@ from elastic_harness.rendezvous.view import Change, Round
 log = logging.getLogger(__name__)
 
 _WAIT_SECONDS = 0.1
-_CONNECT_SECONDS = 2.0
+_CONNECT_SECONDS = 10.0
 _STORE_SECONDS = 300.0
 
 
@@ -222,8 +223,12 @@ class ElasticRendezvous(RendezvousHandler):
 
     def _pause(self, deadline: float) -> None:
         """Wait for the next news, unless there is no hope for any."""
+        self.on_wait()
+        with self._contact.seen:
+            self._contact.seen.wait(_WAIT_SECONDS)
         now = time.monotonic()
-        silent = now - self._contact.answered if self._contact.answered is not None else 0.0
+        began = deadline - self._join_timeout
+        silent = now - max(began, self._contact.answered or began)
         if self._lives_with is not None and silent > self._rules.patience:
             raise ClusterError(
                 f"rendezvous.endpoint={self._endpoint} is lost: the node that hosts the store of rendezvous=c10d is "
@@ -231,9 +236,6 @@ class ElasticRendezvous(RendezvousHandler):
             )
         if now > deadline:
             raise ClusterError(self._late())
-        self.on_wait()
-        with self._contact.seen:
-            self._contact.seen.wait(_WAIT_SECONDS)
 
     def _late(self) -> str:
         state = self._member.state
@@ -273,6 +275,8 @@ class ElasticRendezvous(RendezvousHandler):
 
 def _connect(host: str, port: int) -> TCPStore | None:
     """The store of another node; None if it does not answer."""
+    if not answers(host, port):
+        return None
     try:
         store = TCPStore(host, port, is_master=False, timeout=_seconds(_CONNECT_SECONDS))
     except DistError as error:

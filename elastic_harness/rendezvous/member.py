@@ -238,7 +238,8 @@ class Member:
         me = state.nodes[self._id]
         if self._done and state.complete and not me.done:
             state = with_node(state, self._id, replace(me, done=True))
-        if state.complete and all(node.done for node in state.members.values()):
+        members = state.members
+        if state.complete and len(members) == state.size and all(node.done for node in members.values()):
             state = replace(state, outcome=FINISHED)
         return state
 

@@ -16,6 +16,9 @@ from typing import Any
 
 FINISHED = "finished"
 
+FULL_PACE_NODES = 16
+"""With more nodes than these, each gives its signs of life less often, in proportion, since all share one value."""
+
 
 @dataclass(frozen=True)
 class Rules:

@@ -32,7 +32,7 @@ class Kind(Enum):
     FENCED = "fenced"
     """This node is out of the current round, or cannot know: it must stop its workers at once."""
     CLOSED = "closed"
-    """The run has ended."""
+    """The run has ended; what still works here is to stop."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from elastic_harness.rendezvous.member import Member
-from elastic_harness.rendezvous.state import Node, Rules, State
+from elastic_harness.rendezvous.state import FINISHED, Node, Rules, State
 from elastic_harness.rendezvous.view import Kind, Phase
 
 POLL = 0.25
@@ -52,7 +52,8 @@ class SimulatedNode:
     def trains(self, now: float) -> bool:
         """Whether its workers may make a step now. A frozen agent's workers run on."""
         change = self.member.change(self.clock(now))
-        return self.alive and self.member.phase is Phase.WORKING and (change is None or change.kind is not Kind.FENCED)
+        stopped = change is not None and change.kind in (Kind.FENCED, Kind.CLOSED)
+        return self.alive and self.member.phase is Phase.WORKING and not stopped
 
 
 class Cluster:
@@ -76,6 +77,7 @@ class Cluster:
         self.expelled: list[str] = []
         self.charged: set[int] = set()
         self.quiet = False
+        self.work_is_done = False  # workers finish as soon as they are started
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
 
@@ -213,6 +215,8 @@ class Cluster:
                 member.work(joined)
             elif joined.rank == 0:
                 member.host(joined.generation, node.name, joined.generation)
+        if self.work_is_done and member.phase is Phase.WORKING:
+            member.finish()
         change = member.change(node.clock(self.now))
         if change is not None and change.kind is Kind.FENCED:
             member.join(change.text)
@@ -256,6 +260,10 @@ class Cluster:
             return False
         full = len(working) == self.rules.max_nodes
         return bool(working) and (len(working) == len(wanting) or full)
+
+    def finished(self) -> bool:
+        """Every node that lives and did not leave knows that the run has finished, spares too."""
+        return all(node.member.told == FINISHED for node in self.living if node.member.phase is not Phase.OUT)
 
     def calm_down(self) -> None:
         """Nothing goes wrong any more, and there are nodes enough."""

@@ -151,16 +151,22 @@ def test_keep_alive_when_the_backend_fails_for_a_while_then_it_goes_on(start: St
     waiting.join(SECONDS)
 
 
-def test_node_when_the_backend_hangs_then_it_is_fenced_without_waiting_for_it(start: Start, monkeypatch: Any) -> None:
+def test_node_when_the_backend_hangs_then_it_is_fenced_without_waiting_and_comes_back(
+    start: Start, monkeypatch: Any
+) -> None:
     one = start()
     join(one)
     backend = one._contact._backend
     assert backend is not None
     release = threading.Event()
-    monkeypatch.setattr(backend, "get_state", lambda: release.wait(SECONDS) and None)
+    get_state = backend.get_state
+    monkeypatch.setattr(backend, "get_state", lambda: release.wait(SECONDS) and get_state())
     deadline = time.monotonic() + SECONDS
     while (change := one.changed()) is None:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert change.kind is Kind.FENCED
+    while time.monotonic() - (one._contact.answered or 0) < 2:  # longer than the others would wait for it
+        time.sleep(0.01)
     release.set()
+    assert join(one)[0].world_size == 1

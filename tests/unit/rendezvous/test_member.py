@@ -201,6 +201,16 @@ def test_run_when_a_member_is_lost_while_others_are_done_then_they_go_on(two: Cl
     assert two.members["b"].told is None
 
 
+def test_run_when_a_member_leaves_while_others_are_done_then_it_has_not_finished(two: Cluster) -> None:
+    two.members["b"].finish()
+    two.pass_time(0.2)
+    two.members["a"].leave()
+    two.pass_time(0.2)
+    assert two.changes() == {"b": Kind.LEAVE}
+    two.rejoin("b")
+    assert two.work() == {"b": 0}
+
+
 def test_launch_when_the_run_has_finished_then_its_machines_start_it_anew_and_others_are_told_r02(two: Cluster) -> None:
     spare = two.start("c")
     for name in "ab":

@@ -23,6 +23,8 @@ def test_rendezvous_when_everything_goes_wrong_then_its_promises_hold(
             cluster.run(15)
             cluster.calm_down()
             assert cluster.run(40, until=cluster.settled), "no round closes on a quiet network"
+            cluster.work_is_done = True
+            assert cluster.run(20, until=cluster.finished), "not every node is told of the end"
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error} in {cluster.state}") from error
 
