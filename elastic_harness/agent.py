@@ -32,6 +32,7 @@ from elastic_harness.events import Timeline
 from elastic_harness.local_worker import LocalWorker
 from elastic_harness.messages import (
     Assignment,
+    Dismiss,
     Evaluated,
     Finished,
     HandedOver,
@@ -239,6 +240,8 @@ class ElasticAgent(LocalElasticAgent):
         self._epoch = max(self._epoch, *(each.progress.epoch for each in self._locals))
         self._made_progress |= self._first_step is not None and self.step > self._first_step
         if all(each.finished for each in self._locals):
+            for each in self._locals:
+                each.order(Dismiss())
             for each in self._locals:
                 each.process.join(_FAREWELL_SECONDS)
             return RunResult(WorkerState.SUCCEEDED)

@@ -20,10 +20,9 @@ from elastic_harness.messages import (
     Assignment,
     Finished,
     HandedOver,
-    HandOver,
     Held,
-    Hold,
     Message,
+    Order,
     Progress,
     Raised,
     as_message,
@@ -103,7 +102,7 @@ class LocalWorker:
         """The number of steps in the state that the worker holds; None if there is none, or it is not known."""
         return self.held.step if self.held is not None else None
 
-    def order(self, order: Hold | HandOver) -> None:
+    def order(self, order: Order) -> None:
         """Send the worker an order; one that is gone does not get it."""
         with contextlib.suppress(OSError):
             self.connection.send(order)

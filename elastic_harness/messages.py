@@ -154,6 +154,13 @@ class HandOver(NamedTuple):
     path: str
 
 
+class Dismiss(NamedTuple):
+    """Order of the agent: all have finished, so nobody will ask for a state any more."""
+
+
+Order = Hold | HandOver | Dismiss
+
+
 def as_message(received: Any) -> Message:
     """The message that came out of a pipe.
 

@@ -8,7 +8,7 @@ or waiting in a collective for a peer that will never come, which runs no signal
                                       <-    Held(step)
     HandOver(path)  to the first one  ->    writes its state
                                       <-    HandedOver(step)
-    ends them all
+    ends them all                     ->    Dismiss, if all have finished
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from elastic_harness.checkpoint.boundary import Boundary
 from elastic_harness.checkpoint.node_memory import write_state
 from elastic_harness.checkpoint.plain_state import converted
-from elastic_harness.messages import HandedOver, HandOver, Held, Hold, Message, Signalled
+from elastic_harness.messages import Dismiss, HandedOver, HandOver, Held, Hold, Message, Order, Signalled
 from elastic_harness.stop_signals import STOP_SIGNALS
 
 if TYPE_CHECKING:
@@ -44,11 +44,13 @@ class RescueThread(threading.Thread):
 
     Attributes:
         boundary: what there is to hand over; None before the training and without ``checkpoint.rescue``.
+        dismissed: set when nothing will be asked for any more.
     """
 
     def __init__(self, connection: Connection, send: Callable[[Message], None]) -> None:
         super().__init__(name="rescue", daemon=True)
         self.boundary: Boundary | None = None
+        self.dismissed = threading.Event()
         self._connection = connection
         self._send = send
         self._wakened, waker = socket.socketpair()
@@ -67,16 +69,22 @@ class RescueThread(threading.Thread):
                 else:
                     self._answer(self._connection.recv())
 
-    def _answer(self, order: Hold | HandOver) -> None:
+    def _answer(self, order: Order) -> None:
         boundary = self.boundary
-        if isinstance(order, Hold):
-            self._send(Held(boundary.hold(order.step, order.seconds) if boundary else None))
-            return
-        assert boundary is not None
+        match order:
+            case Dismiss():
+                self.dismissed.set()
+            case Hold(step, seconds):
+                self._send(Held(boundary.hold(step, seconds) if boundary else None))
+            case HandOver(path):
+                assert boundary is not None
+                self._hand_over(boundary, Path(path))
+
+    def _hand_over(self, boundary: Boundary, path: Path) -> None:
         try:
-            write_state(converted(boundary.state()), Path(order.path))
+            write_state(converted(boundary.state()), path)
         except (OSError, RuntimeError) as error:  # torch raises the latter on a full disk
-            self._send(HandedOver(f"{order.path} cannot be written: {error}"))
+            self._send(HandedOver(f"{path} cannot be written: {error}"))
         else:
             self._send(HandedOver(None))
 

@@ -80,6 +80,8 @@ def main(
         _leave(exception, trainer, send, rescuer)
     progress.phase = Phase.FINISHED
     send(Finished(result))
+    # Another one may still fail, and then this one's state is wanted.
+    rescuer.dismissed.wait()
 
 
 def _detach(assignment: Assignment) -> None:

@@ -15,6 +15,7 @@ from tests.integration.conftest import Run, traced
 # 12 steps an epoch, with a validation after each.
 FAULTS = [
     "forward:3:0",
+    "election:3:0",
     "loading:3:1",
     "backward:14:1",
     "reduction:20:0",
@@ -22,6 +23,7 @@ FAULTS = [
     "batch_end:30:0",
     "validation:36:1",
     "epoch_end:48:0",
+    "saving:60:0",
 ]
 
 

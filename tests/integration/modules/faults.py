@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
 
-from elastic_harness.checkpoint import node_memory
+from elastic_harness.checkpoint import callback, election
 from elastic_harness.exact.bucket import BucketSum
 
 
@@ -19,8 +20,9 @@ class FaultInjector(pl.Callback):
 
     Args:
         folder: remembers which faults have happened.
-        faults: ``PHASE:STEP:RANK``: when so many steps are finished, on that rank. Phases: ``loading``, ``forward``,
-            ``backward``, ``reduction``, ``update``, ``batch_end``, ``validation``, ``epoch_end``, ``saving``.
+        faults: ``PHASE:STEP:RANK``: when so many steps are finished, on that rank. Phases: ``election``, ``loading``,
+            ``forward``, ``backward``, ``reduction``, ``update``, ``batch_end``, ``validation``, ``epoch_end``,
+            ``saving``.
         number: the signal.
     """
 
@@ -28,24 +30,27 @@ class FaultInjector(pl.Callback):
         self.folder, self.faults, self.number = Path(folder), faults, number
         self.trainer: Any = None
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        _before(election, "elect", lambda place, *_: self.strike_at("election", place.resume_step, place.rank))
+
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self.trainer = trainer
-        _before(BucketSum, "finish", lambda: self.strike("reduction"))
-        _before(node_memory, "write_state", lambda: self.strike("saving"))
+        _before(BucketSum, "finish", lambda *_: self.strike("reduction"))
+        _before(callback, "write_state", lambda *_: self.strike("saving"))
 
     def strike(self, phase: str) -> None:
-        fault = f"{phase}:{self.trainer.global_step}:{self.trainer.global_rank}"
+        self.strike_at(phase, self.trainer.global_step, self.trainer.global_rank)
+
+    def strike_at(self, phase: str, step: int, rank: int) -> None:
+        fault = f"{phase}:{step}:{rank}"
         marker = self.folder / fault.replace(":", "_")
         if fault in self.faults and not marker.exists():
             marker.touch()
             os.kill(os.getpid(), self.number)
 
     def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: Any) -> None:
-        fault = f"loading:{checkpoint['global_step']}:{trainer.global_rank}"
-        marker = self.folder / fault.replace(":", "_")
-        if fault in self.faults and not marker.exists():
-            marker.touch()
-            os.kill(os.getpid(), self.number)
+        self.strike_at("loading", checkpoint["global_step"], trainer.global_rank)
 
     def on_train_batch_start(self, *_: Any) -> None:
         self.strike("forward")
@@ -67,11 +72,11 @@ class FaultInjector(pl.Callback):
         self.strike("epoch_end")
 
 
-def _before(owner: Any, name: str, action: Any) -> None:
+def _before(owner: Any, name: str, action: Callable[..., None]) -> None:
     function = getattr(owner, name)
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        action()
+        action(*args)
         return function(*args, **kwargs)
 
     setattr(owner, name, wrapped)
