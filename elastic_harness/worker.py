@@ -167,7 +167,7 @@ def _set_boundaries(
         progress.step = trainer.global_step
         if kinds and trainer.is_global_zero:
             state = boundary.state() if boundary else trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
-            send(checkpoint.capture(state, kinds, memory))
+            send(checkpoint.capture(state, kinds, memory, last=following is Next.END))
 
     loops.install(trainer, on_boundary)
 

@@ -101,6 +101,13 @@ class Program:
                 raise TimeoutError(f"nothing within {seconds:.0f} s")
             time.sleep(_POLL_SECONDS)
 
+    def end(self, number: int, seconds: float) -> float:
+        """Send the program a signal and wait for its end; seconds that took."""
+        begun = time.monotonic()
+        self._process.send_signal(number)
+        self._process.wait(seconds)
+        return time.monotonic() - begun
+
     def stop(self) -> None:
         """End its processes, whatever they are doing, and wait until they are gone."""
         self._process.kill()

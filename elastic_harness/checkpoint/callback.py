@@ -108,7 +108,7 @@ class ElasticCheckpoint(Checkpoint):
             self.metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
         return kinds
 
-    def capture(self, state: dict[str, Any], kinds: list[files.Kind], memory: Path) -> Capture:
+    def capture(self, state: dict[str, Any], kinds: list[files.Kind], memory: Path, *, last: bool) -> Capture:
         """Put a state that is due into the node's memory, from where the agent writes it."""
         state = plain_state.converted(state)
         if not self._loads_again:  # which is known for all of them once it is for one
@@ -116,7 +116,7 @@ class ElasticCheckpoint(Checkpoint):
             self._loads_again = True
         path = state_path(memory, state["global_step"])
         write_state(state, path)
-        return Capture(str(path), state["global_step"], state["epoch"], tuple(kinds), tuple(self._scores))
+        return Capture(str(path), state["global_step"], state["epoch"], tuple(kinds), tuple(self._scores), last)
 
     def _require_objective(self, trainer: pl.Trainer) -> None:
         metric, logged = self._objective.metric, trainer.callback_metrics

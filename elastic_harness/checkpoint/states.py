@@ -121,7 +121,7 @@ class RunStates:
         written = self.finish_writing()
         newest = self._newer_than_checkpoints()
         if newest is not None:
-            self.submit(Capture(str(newest), step_of(newest), epoch, ("step",), None), generation)
+            self.submit(Capture(str(newest), step_of(newest), epoch, ("step",), None, True), generation)
             written += self.finish_writing()
         self.memory.drop()
         return written

@@ -26,6 +26,7 @@ class Capture(NamedTuple):
         epoch: epochs finished.
         kinds: what it is kept for.
         best: names of the checkpoints to keep for their objective; None keeps all there are.
+        last: whether no other one follows.
     """
 
     path: str
@@ -33,6 +34,7 @@ class Capture(NamedTuple):
     epoch: int
     kinds: tuple[Kind, ...]
     best: tuple[str, ...] | None
+    last: bool
 
 
 class Written(NamedTuple):
@@ -137,3 +139,5 @@ class BackgroundWriter:
         folder.prune("step", folder.names("step")[-self._keep_last :])
         if capture.best is not None:
             folder.prune("best", capture.best)
+        if not capture.last:
+            folder.check_space(Path(capture.path).stat().st_size)
