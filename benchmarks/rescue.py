@@ -71,9 +71,9 @@ def boundary_share(steps: int) -> tuple[float, float]:
     )  # fmt: skip
     boundary, copies, ends = Boundary(trainer), [], [time.perf_counter()]
 
-    def reach(_: loops.Next) -> None:
+    def reach(following: loops.Next) -> None:
         begun = time.perf_counter()
-        boundary.reach()
+        boundary.reach(following)
         ends.append(time.perf_counter())
         copies.append(ends[-1] - begun)
 

@@ -163,7 +163,7 @@ def _set_boundaries(
     def on_boundary(following: Next) -> None:
         kinds = checkpoint.due(trainer, following)
         if boundary is not None:
-            boundary.reach()
+            boundary.reach(following)
         progress.step = trainer.global_step
         if kinds and trainer.is_global_zero:
             state = boundary.state() if boundary else trainer._checkpoint_connector.dump_checkpoint(weights_only=False)

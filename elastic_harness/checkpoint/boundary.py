@@ -11,6 +11,8 @@ from typing import Any
 import pytorch_lightning as pl
 from torch import Tensor
 
+from elastic_harness.loops import Next
+
 # Larger tensors, such as averaged weights in the state of a callback, are not copied: what changes them does so before
 # the boundary. Whether that held is seen when they are handed over.
 _COPIED_BYTES = 1 << 20
@@ -50,14 +52,21 @@ class Boundary:
             self._updating.acquire()
             self._is_updating = True
 
-    def reach(self) -> None:
+    def reach(self, following: Next) -> None:
         """A step, a validation or an epoch is over: keep its state."""
         trainer = self._trainer
         state = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
         weights = {weight.data_ptr() for weight in trainer.lightning_module.parameters()}
         optimizer_states = state.pop("optimizer_states")
         unchanged: list[Tensor] = []
-        kept = _kept(state, lambda each: each.data_ptr() in weights or _nbytes(each) > _COPIED_BYTES, unchanged)
+
+        def stays(tensor: Tensor) -> bool:
+            # A callback may validate with other weights in the place of these.
+            if following is Next.VALIDATION:
+                return False
+            return tensor.data_ptr() in weights or not _is_small(tensor)
+
+        kept = _kept(state, stays, unchanged)
         kept["optimizer_states"] = _kept(optimizer_states, lambda _: True, unchanged)
         with self._reached:
             self._state = kept
@@ -111,7 +120,7 @@ def _kept(value: Any, stays: Callable[[Tensor], bool], unchanged: list[Tensor]) 
     """The same containers, with copies of the tensors but for those that stay, which are added to ``unchanged``."""
     if isinstance(value, Tensor):
         if not stays(value):
-            return value.detach().clone()
+            return value.detach().clone() if value.device.type == "cpu" or _is_small(value) else value.detach().cpu()
         unchanged.append(value)
         return value
     if isinstance(value, Mapping):
@@ -123,5 +132,5 @@ def _kept(value: Any, stays: Callable[[Tensor], bool], unchanged: list[Tensor]) 
     return copy.deepcopy(value)
 
 
-def _nbytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+def _is_small(tensor: Tensor) -> bool:
+    return tensor.numel() * tensor.element_size() <= _COPIED_BYTES

@@ -51,6 +51,33 @@ def test_run_when_killed_in_every_phase_then_loses_no_step_and_ends_with_the_sam
     assert run.result["weights_sha256"] == undisturbed
 
 
+def test_run_when_killed_with_averaged_weights_and_metrics_then_loses_no_step(
+    start: Callable[..., Run], tmp_path: Path
+) -> None:
+    common = (
+        "trainer.max_epochs=3",
+        "checkpoint.every_n_steps=100",
+        "~optimizer",
+        "~model.hidden",
+        "model._target_=noisy.NoisyCNN",
+        f"+model.ledger={tmp_path / 'ledger'}",
+        f"+model.decisions={tmp_path / 'decisions'}",
+        "data._target_=noisy.NoisyDigits",
+        "objective.metric=val/loss",
+        "objective.direction=min",
+        "+callbacks.average={_target_: faults.Averaging}",
+    )
+    undisturbed = start(*common)
+    undisturbed.finish()
+    undisturbed.folder.rename(tmp_path / "undisturbed")
+    expected = json.loads((tmp_path / "undisturbed" / "result.json").read_text())
+    run = start(*common, with_faults(tmp_path, *(f"'{fault}'" for fault in ("backward:4:1", "validation:12:0"))))
+    run.finish()
+    assert (run.result["restarts"], run.result["steps_lost"]) == (2, 0)
+    assert run.result["weights_sha256"] == expected["weights_sha256"]
+    assert run.result["metrics"] == expected["metrics"]
+
+
 def test_run_when_a_process_of_it_gets_sigterm_then_finishes_the_step_and_keeps_it_p04(
     start: Callable[..., Run], tmp_path: Path, undisturbed: str
 ) -> None:

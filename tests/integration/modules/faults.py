@@ -10,6 +10,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import WeightAveraging
 
 from elastic_harness.checkpoint import callback, election
 from elastic_harness.exact.bucket import BucketSum
@@ -80,3 +81,14 @@ def _before(owner: Any, name: str, action: Callable[..., None]) -> None:
         return function(*args, **kwargs)
 
     setattr(owner, name, wrapped)
+
+
+class Averaging(WeightAveraging):
+    """An exponential moving average of the weights, which a validation uses in their place."""
+
+    def __init__(self) -> None:
+        super().__init__(avg_fn=_average)
+
+
+def _average(averaged: torch.Tensor, current: torch.Tensor, _: Any) -> torch.Tensor:
+    return averaged.lerp(current, 0.1) if averaged.is_floating_point() else current.clone()
