@@ -6,9 +6,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
-from elastic_harness.config import rendezvous_rules
+from elastic_harness.config import preemption_rules, rendezvous_rules
 from elastic_harness.config.resolving import ABSENT
 from elastic_harness.config.spelling import shown
 
@@ -21,14 +20,6 @@ _RANGE = re.compile(r"\s*(\d+)\s*(?::|-|\.\.)\s*(\d+)\s*")
 
 def _at_least(low: int) -> Callable[[Any], bool]:
     return lambda value: value >= low
-
-
-def _is_http_url(value: str) -> bool:
-    try:
-        url = urlsplit(value)
-        return url.scheme == "http" and bool(url.hostname) and url.port != 0
-    except ValueError:  # of a port that is no number
-        return False
 
 
 _ONE_KEY: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
@@ -75,26 +66,7 @@ _ONE_KEY: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
         "a run resumes from its last checkpoint, so one is always kept",
     ),
     ("checkpoint.keep_best", _at_least(0), "must be at least 0", "0 keeps only the newest ones"),
-    ("preemption.grace_seconds", lambda value: value > 0, "must be more than 0", "the default is 25"),
-    (
-        "preemption.provider",
-        lambda value: value in (None, "aws", "gcp", "slurm"),
-        "must be aws, gcp, slurm or null",
-        "use preemption=aws, preemption=gcp or preemption=slurm; null asks nobody",
-    ),
-    (
-        "preemption.endpoint",
-        lambda value: value is None or _is_http_url(value),
-        "must be an http:// URL, such as http://169.254.169.254",
-        "null is the provider's own",
-    ),
-    ("preemption.file", lambda value: value != "", "must be a path", "null is none"),
-    (
-        "preemption.poll_interval",
-        lambda value: 0 < value <= 60,
-        "must be more than 0 and at most 60",
-        "the default is 5",
-    ),
+    *preemption_rules.ONE_KEY,
     (
         "objective.direction",
         lambda value: value in ("max", "min"),
@@ -144,7 +116,7 @@ def broken_rules(run: RunConfig, bad: set[str]) -> Iterator[str]:
     yield from _world_rule(run, bad)
     yield from _resume_rule(run, bad)
     yield from _checkpoint_dir_rule(run, bad)
-    yield from _preemption_rules(run, bad)
+    yield from preemption_rules.preemption_rules(run, bad)
     for key in sorted(TRAINER_KEYS_OF_THE_HARNESS.keys() & run.trainer.keys()):
         yield f"trainer.{key}={shown(run.trainer[key])} is set by the harness: {TRAINER_KEYS_OF_THE_HARNESS[key]}."
 
@@ -225,24 +197,6 @@ def _checkpoint_dir_rule(run: RunConfig, bad: set[str]) -> Iterator[str]:
                 f"checkpoint.dir={folder} must be a folder or a URL that can be used here, and fsspec says of "
                 f"{protocol}://: {str(error).rstrip('.')}{extra}. Install what is missing, or choose another place."
             )
-
-
-def _preemption_rules(run: RunConfig, bad: set[str]) -> Iterator[str]:
-    own = run.preemption
-    if {key for key in bad if key.startswith("preemption.")}:
-        return
-    if own.endpoint is not None and own.provider not in ("aws", "gcp"):
-        yield (
-            f"preemption.endpoint={own.endpoint} must go with preemption.provider=aws or gcp, whose metadata server it "
-            f"is, and that is {shown(own.provider)}: use preemption=aws or preemption=gcp, or leave it out."
-        )
-    least = own.grace_seconds + own.poll_interval
-    if own.provider == "slurm" and own.lead_seconds < least:
-        yield (
-            f"preemption.lead_seconds={own.lead_seconds:g} must be at least the {least:g} s of "
-            f"preemption.grace_seconds={own.grace_seconds:g} and preemption.poll_interval={own.poll_interval:g}, or "
-            "Slurm ends the job while it stops: raise it, or lower grace_seconds."
-        )
 
 
 def mapping_rules(values: Mapping[str, Any], bad: set[str]) -> Iterator[str]:
