@@ -193,7 +193,7 @@ class ElasticAgent(LocalElasticAgent):
         state = self._states.reachable() if self._states else None
         for each in state.damaged if state else ():
             self._display.set_aside(*each)
-            self._record("checkpoint_set_aside", **each._asdict())
+            self._record("checkpoint_set_aside", checkpoint=each.path, reason=each.reason, moved_to=each.moved_to)
         for member in worker_group.workers:
             assignment = self._assignment(member, worker_group, logs, state)
             self._locals.append(LocalWorker.start(assignment, self._payload, self._state, self._modules))

@@ -73,6 +73,7 @@ class BackgroundWriter:
         self._fingerprint = fingerprint
         self._still_current = still_current
         self._waiting: deque[tuple[Capture, int]] = deque()
+        self._outcomes: deque[Written | CheckpointError] = deque()
         self._changed = threading.Condition()
         self._busy = False
         threading.Thread(target=self._run, name="checkpoint-writer", daemon=True).start()
@@ -98,7 +99,8 @@ class BackgroundWriter:
         """
         written: list[Written] = []
         while self.reader.poll():
-            outcome = self.reader.recv()
+            self.reader.recv_bytes()
+            outcome = self._outcomes.popleft()
             if isinstance(outcome, CheckpointError):
                 raise outcome
             written.append(outcome)
@@ -128,14 +130,18 @@ class BackgroundWriter:
             except FencedError:
                 continue  # another group goes on with the run
             except CheckpointError as error:
-                self._ended.send(error)
+                self._end(error)
+
+    def _end(self, outcome: Written | CheckpointError) -> None:
+        self._outcomes.append(outcome)
+        self._ended.send_bytes(b"")
 
     def _write(self, capture: Capture, generation: int) -> None:
         folder = self._folder
         facts = Facts(capture.step, capture.epoch, generation, self._fingerprint)
         for kind in capture.kinds:
             written = folder.write(Path(capture.path), kind, facts, self._still_current)
-            self._ended.send(Written(written.path, capture.step))
+            self._end(Written(written.path, capture.step))
         folder.prune("step", folder.names("step")[-self._keep_last :])
         if capture.best is not None:
             folder.prune("best", capture.best)
