@@ -13,6 +13,7 @@ or waiting in a collective for a peer that will never come, which runs no signal
 
 from __future__ import annotations
 
+import logging
 import signal
 import socket
 import threading
@@ -30,6 +31,8 @@ from elastic_harness.stop_signals import STOP_SIGNALS
 
 if TYPE_CHECKING:
     from elastic_harness.local_worker import LocalWorker
+
+log = logging.getLogger(__name__)
 
 # How long a worker that holds a state waits for one that may hold a newer one, but may as well be stopped.
 _OTHERS_SECONDS = 1.0
@@ -125,6 +128,7 @@ def rescue(
             _listen([worker], read)
         if worker.handed_over is not None and worker.handed_over.error is None:
             return path
+        log.warning("rank %d did not hand its state over: %s", worker.assignment.rank, worker.handed_over)
     return None
 
 

@@ -99,8 +99,11 @@ class BackgroundWriter:
         """
         written: list[Written] = []
         while self.reader.poll():
+            outcome = self._outcomes[0]
+            if isinstance(outcome, CheckpointError) and written:
+                break  # the next call raises it; what was written counts
             self.reader.recv_bytes()
-            outcome = self._outcomes.popleft()
+            self._outcomes.popleft()
             if isinstance(outcome, CheckpointError):
                 raise outcome
             written.append(outcome)

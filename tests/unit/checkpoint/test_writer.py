@@ -56,14 +56,18 @@ def test_writer_when_writes_take_longer_than_captures_come_then_the_newest_and_t
     assert folder.names() == ["step_00000001.ckpt", "best_00000003.ckpt", "step_00000005.ckpt"]
 
 
-def test_writer_when_a_write_fails_then_its_error_is_raised_where_it_is_asked(tmp_path: Path, capture: Make) -> None:
+def test_writer_when_there_is_no_room_for_the_next_then_this_one_counts_and_the_error_is_raised_where_it_is_asked_c06(
+    tmp_path: Path, capture: Make
+) -> None:
     class FullFolder(CheckpointFolder):
-        def write(self, *args: Any, **kwargs: Any) -> Checkpoint:
-            raise CheckpointError("no room", permanent=True)
+        def check_space(self, need: int) -> None:
+            if self.names():
+                raise CheckpointError("no room", permanent=True)
 
     writer = BackgroundWriter(FullFolder(tmp_path), 10, {})
-    writer.submit(capture(1), 0)
-    assert writer.reader.poll(60)
+    writer.submit(capture(1)._replace(last=False), 0)
+    assert writer.finish(lambda: math.inf)
+    assert [each.step for each in writer.ended()] == [1]
     with pytest.raises(CheckpointError, match="no room"):
         writer.ended()
     assert writer.ended() == []
