@@ -11,6 +11,7 @@ import torch
 from lightning_fabric.utilities import seed
 from lightning_fabric.utilities.data import _set_sampler_epoch
 from pytorch_lightning.loops.evaluation_loop import _EvaluationLoop
+from pytorch_lightning.loops.fit_loop import _FitLoop
 from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
 from pytorch_lightning.overrides.distributed import _sync_module_states
 from pytorch_lightning.strategies import DDPStrategy
@@ -31,6 +32,10 @@ from torchmetrics import Metric, SumMetric
         (_Launcher, ["launch", "kill", "is_interactive_compatible"]),
         (DDPStrategy, ["configure_ddp", "training_step", "validation_step", "test_step", "backward"]),
         (_TrainingEpochLoop, ["_broadcast_sigterm_tensor", "_should_check_val_fx", "_num_ready_batches_reached"]),
+        (_TrainingEpochLoop, ["advance", "on_advance_end", "on_run_start", "done", "_should_accumulate"]),
+        (_TrainingEpochLoop, ["on_save_checkpoint", "on_load_checkpoint"]),
+        (_FitLoop, ["advance", "on_advance_end", "on_run_end", "done"]),
+        (DDPStrategy, ["optimizer_step", "batch_to_device", "load_checkpoint"]),
         (_EvaluationLoop, ["_store_dataloader_outputs", "on_run_start", "on_run_end", "num_dataloaders"]),
         (
             _EvaluationLoop,
