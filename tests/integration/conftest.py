@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -135,6 +136,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     yield start
     for run in runs:
         run.clean_up()
+    free_memory(tmp_path)
 
 
 @pytest.fixture
@@ -150,6 +152,13 @@ def run_script(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     yield run_script
     for run in runs:
         run.clean_up()
+    free_memory(tmp_path)
+
+
+def free_memory(folder: Path) -> None:
+    """Free the shared memory of the runs below a folder whose agent was killed."""
+    for token in folder.rglob(".node_memory"):
+        shutil.rmtree(f"/dev/shm/elastic-harness-{os.getuid()}-{token.read_text()}", ignore_errors=True)
 
 
 def traced(path: Path) -> int:
