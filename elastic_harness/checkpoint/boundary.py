@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 from torch import Tensor
 
 from elastic_harness.loops import Next
@@ -19,6 +20,7 @@ _COPIED_BYTES = 1 << 20
 # A step that takes longer than this, and than so many steps, may be waiting for a peer that is gone.
 _STUCK_SECONDS = 2.0
 _STUCK_STEPS = 4.0
+_POLL_SECONDS = 0.0002
 
 
 class Boundary:
@@ -48,9 +50,16 @@ class Boundary:
 
     def begin_update(self) -> None:
         """The optimizer is about to change weights; waits for good once the state is being handed over."""
-        if not self._is_updating:
-            self._updating.acquire()
-            self._is_updating = True
+        if self._is_updating:
+            return
+        if self._trainer.strategy.root_device.type == "cuda":
+            # The host runs ahead: what the update goes by may still be on its way from a peer that is gone.
+            arrived = torch.cuda.Event()
+            arrived.record()
+            while not arrived.query():
+                time.sleep(_POLL_SECONDS)
+        self._updating.acquire()
+        self._is_updating = True
 
     def reach(self, following: Next) -> None:
         """A step, a validation or an epoch is over: keep its state."""
