@@ -54,7 +54,7 @@ class Boundary:
             return
         if self._trainer.strategy.root_device.type == "cuda":
             # The host runs ahead: what the update goes by may still be on its way from a peer that is gone.
-            arrived = torch.cuda.Event()
+            arrived: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
             arrived.record()
             while not arrived.query():
                 time.sleep(_POLL_SECONDS)
