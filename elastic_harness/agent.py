@@ -24,7 +24,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from elastic_harness import zygote
 from elastic_harness.checkpoint.node_memory import step_of
 from elastic_harness.checkpoint.states import Reachable, RunStates
-from elastic_harness.checkpoint.writer import Capture, Written
+from elastic_harness.checkpoint.writer import Capture, Outcome, Written
 from elastic_harness.diagnosis import first_failure
 from elastic_harness.display import Display
 from elastic_harness.errors import ClusterError, HarnessError, Stopped, TrainingFailed
@@ -300,9 +300,13 @@ class ElasticAgent(LocalElasticAgent):
         if self._states is not None:
             self._record_written(self._states.keep_newest(self._epoch, self.generation))
 
-    def _record_written(self, written: list[Written]) -> None:
-        for each in written:
-            self._record("checkpoint_saved", step=each.step, checkpoint=each.path)
+    def _record_written(self, outcomes: list[Outcome]) -> None:
+        for each in outcomes:
+            if isinstance(each, Written):
+                self._record("checkpoint_saved", step=each.step, checkpoint=each.path)
+            else:
+                self._display.line(str(each))
+                self._record("checkpoint_failed", reason=str(each))
 
     # -- reporting -----------------------------------------------------------------------------------------------
 

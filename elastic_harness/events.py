@@ -1,7 +1,7 @@
 """The timeline of a run: one JSON object a line in ``events.jsonl``, in the order things happened.
 
-Written by the agents only. Each line is one ``write`` to a file opened for appending, so that the lines of
-several nodes on a shared folder never mix.
+Written by the agents only. Each line is one ``write`` to a file opened for appending, so that a line is whole; lines of
+several nodes never mix where the file system appends at once, which NFS does not.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,7 @@ from elastic_harness.checkpoint.node_memory import NodeMemory
 from elastic_harness.checkpoint.states import RunStates
 from elastic_harness.config.rules import RESUME_WORDS
 from elastic_harness.display import Display
-from elastic_harness.errors import CheckpointError, ConfigError, Stopped, TrainingFailed
+from elastic_harness.errors import ConfigError, HarnessError, Stopped, TrainingFailed
 from elastic_harness.events import Timeline
 from elastic_harness.exact.refused import refuse_inexact_training
 from elastic_harness.exact.settled import recorded_as, settle
@@ -135,11 +136,8 @@ class ElasticLauncher(_Launcher):
         except Stopped as stopped:
             status, notice = "preempted", stopped.notice
             raise
-        except TrainingFailed as error:
-            failure = error.summary
-            raise
-        except CheckpointError as error:
-            failure = str(error)
+        except HarnessError as error:
+            failure = error.summary if isinstance(error, TrainingFailed) else str(error)
             raise
         finally:
             if timeline is not None and launch.states is not None:
@@ -149,11 +147,12 @@ class ElasticLauncher(_Launcher):
                 result = Result.of(status, failure, timeline, output, agent.evaluated)
                 self._display.summary(result, launch.folder, notice, launch.states.memory.newest())
                 launch.folder.write_result(result)
+                launch.states.close()
 
     def _keep_newest_state(self, agent: ElasticAgent) -> None:
         try:
             agent.keep_newest_state()
-        except CheckpointError as error:
+        except HarnessError as error:
             self._display.line(
                 f"{error}\nthe newest state stays in this machine's memory until the run is started again"
             )
@@ -272,12 +271,12 @@ def _load_weights(trainer: pl.Trainer, weights: dict[str, Any]) -> None:
         )
 
 
-_trained_here: dict[Path, pl.LightningModule] = {}
+_trained_here: dict[Path, weakref.ref[pl.LightningModule]] = {}
 
 
 def _require_same_module(module: pl.LightningModule, folder: RunFolder) -> None:
     """A second ``fit()`` of this process in a folder goes on with the first one, which another module cannot mean."""
-    if _trained_here.setdefault(folder.path, module) is not module:
+    if _trained_here.setdefault(folder.path, weakref.ref(module))() is not module:
         raise ConfigError(
             f"run_dir={folder.path} holds the run of another module that this process trained: "
             "give each fit() its own ElasticStrategy(run_dir=...), for example one for each fold."

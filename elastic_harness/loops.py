@@ -95,6 +95,11 @@ class ElasticFitLoop(_FitLoop):
         # Also when the last step is done, its validation or the end of its epoch may not be.
         return self.epoch_loop.resumed not in (Next.VALIDATION, Next.BATCH) and super().done
 
+    @property
+    def skip(self) -> bool:
+        # What a training ends with may be all that is left.
+        return self.epoch_loop.resumed is None and super().skip
+
     def advance(self) -> None:
         if self.epoch_loop.resumed in (Next.EPOCH, Next.END):
             self.epoch_loop._restarting = False  # or it would take the counters of the epoch before for its own

@@ -6,7 +6,7 @@ or waiting in a collective for a peer that will never come, which runs no signal
     agent                                   worker's rescue thread
     Hold(step)      to every worker   ->    waits for that step, keeps the training thread from updating
                                       <-    Held(step)
-    HandOver(path)  to the first one  ->    writes its state
+    HandOver(path)  to the farthest   ->    writes its state; if it cannot, to the next one
                                       <-    HandedOver(step)
     ends them all                     ->    Dismiss, if all have finished
 """
@@ -85,9 +85,10 @@ class RescueThread(threading.Thread):
 
     def _hand_over(self, boundary: Boundary, path: Path) -> None:
         try:
-            write_state(converted(boundary.state()), path)
-        except (OSError, RuntimeError) as error:  # torch raises the latter on a full disk
-            self._send(HandedOver(f"{path} cannot be written: {error}"))
+            with boundary.readable():
+                write_state(converted(boundary.state()), path)
+        except Exception as error:  # the agent asks another worker, and says why
+            self._send(HandedOver(f"{path} cannot be written ({type(error).__name__}: {error})"))
         else:
             self._send(HandedOver(None))
 
@@ -120,8 +121,8 @@ def rescue(
         _listen(asked, read)
         if until == deadline and any(each.held_step is not None for each in workers):
             until = min(deadline, time.monotonic() + _OTHERS_SECONDS)
-    steps = {each.held_step: each for each in workers if each.held_step is not None}
-    for held, worker in sorted(steps.items(), reverse=True):
+    holding = [(each.held_step, each) for each in workers if each.held_step is not None]
+    for held, worker in sorted(holding, key=lambda pair: -pair[0]):
         path = path_for(held)
         worker.order(HandOver(str(path)))
         while worker.handed_over is None and worker.process.is_alive() and time.monotonic() < deadline:

@@ -7,6 +7,8 @@ logs/generation_<k>/rank_<r>.log    output of each worker; never deleted
 logs/agent_<node>.log               what the agent did
 events.jsonl                        the timeline
 result.json                         how it ended
+.lock, .workers.lock                held while it is in use
+.node_memory, .states/<node>        what its part of the machines' memory is called; states, where that is small
 """
 
 from __future__ import annotations
@@ -190,4 +192,10 @@ def _try_lock(handle: int) -> bool:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:
+        raise ConfigError(
+            f"the run folder is on a file system without locks ({error.strerror}), which keep two starts of a run "
+            "apart: choose another one with hydra.run.dir=PATH (in a script: run_dir), and put the checkpoints there "
+            "with checkpoint.dir."
+        ) from error
     return True

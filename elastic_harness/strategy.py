@@ -52,7 +52,7 @@ class ElasticStrategy(DDPStrategy):
     Works from a Hydra run and from a plain script, ``pl.Trainer(devices=2, strategy=ElasticStrategy())`` or
     ``strategy="elastic"``. The process that calls ``fit()`` becomes the node's agent; the workers are forked from
     a process that has everything imported. When one dies, all are stopped and a new generation goes on from the
-    newest checkpoint in ``run_dir``, as far as ``restart`` allows.
+    last finished step, or the newest checkpoint in ``run_dir``, as far as ``restart`` allows.
 
     Args:
         elastic: number of nodes, threads; the number of workers a node comes from ``Trainer(devices=...)``.

@@ -33,6 +33,7 @@ from elastic_harness import exception_report, loops, output, zygote
 from elastic_harness.checkpoint import election
 from elastic_harness.checkpoint.boundary import Boundary
 from elastic_harness.checkpoint.callback import ElasticCheckpoint
+from elastic_harness.checkpoint.plain_state import converted, refuse_what_does_not_load
 from elastic_harness.loops import Next
 from elastic_harness.messages import (
     Assignment,
@@ -45,6 +46,7 @@ from elastic_harness.process_state import ProcessState
 from elastic_harness.reporter import Reporter
 from elastic_harness.rescue import RescueThread
 from elastic_harness.run_folder import hold_lock
+from elastic_harness.stop_signals import STOP_SIGNALS
 
 # How long the on_exception hooks of a worker may take.
 _HOOK_SECONDS = 10.0
@@ -87,9 +89,10 @@ def main(
 def _detach(assignment: Assignment) -> None:
     """Own process group, output into the log file, and an end when the agent ends."""
     os.setpgid(0, 0)
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+    for number in STOP_SIGNALS:
         # The rescue thread tells the agent, which stops the run.
         signal.signal(number, lambda *_: None)
+    os.register_at_fork(after_in_child=_as_any_process)
     # Ctrl-C is the agent's to answer.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     log = os.open(assignment.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -103,6 +106,13 @@ def _detach(assignment: Assignment) -> None:
     sys.stderr.writelines(zygote.failed_preloads)
     zygote.die_with_it()
     threading.Thread(target=_end_with_agent, name="end-with-agent", daemon=True).start()
+
+
+def _as_any_process() -> None:
+    """A child that the user's code forks from a worker ends of a signal, and tells nobody."""
+    signal.set_wakeup_fd(-1)
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
 
 
 def _end_with_agent() -> None:
@@ -160,13 +170,21 @@ def _set_boundaries(
     assert assignment.node_memory is not None
     memory = Path(assignment.node_memory)
 
+    loads_again = False
+
     def on_boundary(following: Next) -> None:
+        nonlocal loads_again
         kinds = checkpoint.due(trainer, following)
         if boundary is not None:
             boundary.reach(following)
         progress.step = trainer.global_step
+        if (loads_again or boundary is None) and not kinds:
+            return
+        state = boundary.state() if boundary else trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        if not loads_again:  # which is known for all of them once it is for one
+            refuse_what_does_not_load(converted(state))
+            loads_again = True
         if kinds and trainer.is_global_zero:
-            state = boundary.state() if boundary else trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
             send(checkpoint.capture(state, kinds, memory, last=following is Next.END))
 
     loops.install(trainer, on_boundary)

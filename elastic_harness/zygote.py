@@ -26,6 +26,8 @@ from collections.abc import Iterator, Sequence
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 
+from elastic_harness.stop_signals import STOP_SIGNALS
+
 EXIT_CODE_OF_ORPHANS = 255
 """What multiprocessing gives as the exit code of workers whose zygote died, while they may live on."""
 
@@ -137,7 +139,7 @@ def is_alive() -> bool:
 
 
 def _preload(sys_path: list[str], modules: list[str]) -> None:
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     sys.path[:] = sys_path
     for module in modules:

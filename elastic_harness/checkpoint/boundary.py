@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytorch_lightning as pl
@@ -41,6 +43,7 @@ class Boundary:
         self._step: int | None = None
         self._state: dict[str, Any] = {}
         self._unchanged: list[tuple[Tensor, int]] = []
+        self._computed: Any = None
         self._reached_at = time.monotonic()
         self._step_seconds = 0.0
         self._handing_over = False
@@ -77,12 +80,16 @@ class Boundary:
 
         kept = _kept(state, stays, unchanged)
         kept["optimizer_states"] = _kept(optimizer_states, lambda _: True, unchanged)
+        if trainer.strategy.root_device.type == "cuda":
+            self._computed = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._computed.record()
         with self._reached:
             self._state = kept
             self._unchanged = [(tensor, tensor._version) for tensor in unchanged]
+            if trainer.global_step != self._step:
+                now = time.monotonic()
+                self._step_seconds, self._reached_at = now - self._reached_at, now
             self._step = trainer.global_step
-            now = time.monotonic()
-            self._step_seconds, self._reached_at = now - self._reached_at, now
             self._reached.notify_all()
         if self._is_updating:
             self._is_updating = False
@@ -120,6 +127,17 @@ class Boundary:
             return None
         return self._step if all(tensor._version == version for tensor, version in self._unchanged) else None
 
+    @contextlib.contextmanager
+    def readable(self) -> Iterator[None]:
+        """While it lasts, tensors on a GPU can be read, whatever else waits there for a peer that is gone."""
+        if self._computed is None:
+            yield
+            return
+        stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_event(self._computed)
+        with torch.cuda.stream(stream):
+            yield
+
     def state(self) -> dict[str, Any]:
         """The state, in Lightning's format, after ``hold``."""
         return self._state
@@ -132,8 +150,11 @@ def _kept(value: Any, stays: Callable[[Tensor], bool], unchanged: list[Tensor]) 
             return value.detach().clone() if value.device.type == "cpu" or _is_small(value) else value.detach().cpu()
         unchanged.append(value)
         return value
-    if isinstance(value, Mapping):
-        return {key: _kept(each, stays, unchanged) for key, each in value.items()}
+    if type(value) in (dict, OrderedDict):
+        kept = type(value)((key, _kept(each, stays, unchanged)) for key, each in value.items())
+        if hasattr(value, "_metadata"):  # the versions of modules, in a state_dict
+            kept._metadata = value._metadata
+        return kept
     if type(value) in (list, tuple):
         return type(value)(_kept(each, stays, unchanged) for each in value)
     if value is None or isinstance(value, (bool, int, float, str, bytes)):

@@ -46,7 +46,6 @@ class ElasticCheckpoint(Checkpoint):
         self._scores: dict[str, float] = {}
         self._saved_step, self._saved_at = 0, math.inf
         self._validated = False
-        self._loads_again = False
         self.metrics: dict[str, float] = {}
 
     @property
@@ -111,9 +110,6 @@ class ElasticCheckpoint(Checkpoint):
     def capture(self, state: dict[str, Any], kinds: list[files.Kind], memory: Path, *, last: bool) -> Capture:
         """Put a state that is due into the node's memory, from where the agent writes it."""
         state = plain_state.converted(state)
-        if not self._loads_again:  # which is known for all of them once it is for one
-            plain_state.refuse_what_does_not_load(state)
-            self._loads_again = True
         path = state_path(memory, state["global_step"])
         write_state(state, path)
         return Capture(str(path), state["global_step"], state["epoch"], tuple(kinds), tuple(self._scores), last)

@@ -9,6 +9,8 @@ import os
 import secrets
 import shutil
 import stat
+import threading
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ _RUN_FOLDER, _FINGERPRINT = "run_folder.txt", "fingerprint.json"
 _PREFIX = "state_"
 # Weights, two moments of Adam, and as much again for what else there is; the newest of these, and one being written.
 _STATES = 2 * 4
+_WRITING = threading.Lock()
 
 
 class NodeMemory:
@@ -36,22 +39,16 @@ class NodeMemory:
 
     def __init__(self, run_folder: Path, weights: int) -> None:
         _sweep()
-        self.path = _SHARED_MEMORY / f"{_OWN}{_token(run_folder)}"
-        if not self._made() or shutil.disk_usage(_SHARED_MEMORY).free < _STATES * weights:
-            self.path = run_folder / ".states"
-            self.path.mkdir(mode=0o700, exist_ok=True)
+        shared, on_disk = _SHARED_MEMORY / f"{_OWN}{_token(run_folder)}", run_folder / ".states" / os.uname().nodename
+        has_room = _made(shared) and _room_in(shared) >= _STATES * weights
+        if not has_room:
+            on_disk.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.path = shared if has_room else on_disk
+        # An earlier start may have chosen the other one.
+        self._folders = [folder for folder in (shared, on_disk) if has_room or folder == on_disk or _is_own(folder)]
         (self.path / _RUN_FOLDER).write_text(str(run_folder.absolute()))
         self._in_use: int | None = os.open(self.path / _RUN_FOLDER, os.O_RDONLY)
         fcntl.flock(self._in_use, fcntl.LOCK_SH)
-
-    def _made(self) -> bool:
-        """Whether there is a folder in shared memory that belongs to this user, who alone may read it."""
-        try:
-            self.path.mkdir(mode=0o700, exist_ok=True)
-            found = self.path.lstat()
-        except OSError:
-            return False
-        return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
 
     def require(self, fingerprint: Mapping[str, Any], *, force: bool) -> None:
         """See that the states are those of a run with this fingerprint, and note it.
@@ -69,8 +66,12 @@ class NodeMemory:
         return state_path(self.path, step)
 
     def newest(self) -> Path | None:
-        """The state with the most steps."""
-        return max(self._states(), key=step_of, default=None)
+        """The state with the most steps that is whole."""
+        for path in sorted(self._states(), key=step_of, reverse=True):
+            if zipfile.is_zipfile(path):
+                return path
+            path.rename(path.with_suffix(".damaged"))
+        return None
 
     def drop_before(self, step: int) -> None:
         """Remove the states with fewer steps, and what an interrupted write left."""
@@ -92,10 +93,11 @@ class NodeMemory:
     def drop(self) -> None:
         """Remove the folder with all that is in it."""
         self.release()
-        shutil.rmtree(self.path, ignore_errors=True)
+        for folder in self._folders:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _states(self) -> list[Path]:
-        return list(self.path.glob(f"{_PREFIX}*.ckpt"))
+        return [path for folder in self._folders for path in folder.glob(f"{_PREFIX}*.ckpt")]
 
 
 def state_path(folder: Path, step: int) -> Path:
@@ -104,17 +106,23 @@ def state_path(folder: Path, step: int) -> Path:
 
 
 def write_state(state: dict[str, Any], path: Path) -> None:
-    """Write a state so that a file under its final name is always whole."""
+    """Write a state so that a file under its final name is always whole, whoever else writes the same one."""
     import torch  # here, so that the agent's side is possible without it
 
-    temporary = path.with_name(f"{path.name}.partial")
-    # What is in memory need not be guarded against a failing disk; the sums would take longer than the copy.
-    checked = torch.serialization.get_crc32_options()
-    torch.serialization.set_crc32_options(False)
-    try:
-        torch.save(state, temporary)
-    finally:
-        torch.serialization.set_crc32_options(checked)
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.partial")
+    with _WRITING, temporary.open("wb") as file:
+        # What is in memory need not be guarded against a failing disk; the sums would take longer than the copy.
+        checked = torch.serialization.get_crc32_options()
+        torch.serialization.set_crc32_options(False)
+        try:
+            torch.save(state, file)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        finally:
+            torch.serialization.set_crc32_options(checked)
+        if not path.is_relative_to(_SHARED_MEMORY):
+            os.fsync(file.fileno())
     temporary.rename(path)
 
 
@@ -125,10 +133,35 @@ def step_of(path: Path) -> int:
 
 def _token(run_folder: Path) -> str:
     """What the run's memory is called, on all nodes; another run in a folder of the same name has another one."""
-    path = run_folder / _TOKEN
-    with contextlib.suppress(FileExistsError), path.open("x") as file:
-        file.write(secrets.token_hex(8))
+    path, made = run_folder / _TOKEN, run_folder / f"{_TOKEN}.{secrets.token_hex(4)}"
+    if not path.exists():
+        made.write_text(secrets.token_hex(8))
+        with contextlib.suppress(FileExistsError):
+            path.hardlink_to(made)
+        made.unlink()
     return path.read_text()
+
+
+def _made(folder: Path) -> bool:
+    """Whether there is a folder in shared memory that belongs to this user, who alone may read it."""
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError:
+        return False
+    return _is_own(folder)
+
+
+def _is_own(folder: Path) -> bool:
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+
+
+def _room_in(folder: Path) -> int:
+    """Bytes for states: what is free, and what the run has there already."""
+    return shutil.disk_usage(folder).free + sum(path.stat().st_size for path in folder.iterdir())
 
 
 def _sweep() -> None:

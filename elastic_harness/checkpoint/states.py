@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from elastic_harness.checkpoint import files
 from elastic_harness.checkpoint.files import CheckpointFolder, Damaged
 from elastic_harness.checkpoint.node_memory import NodeMemory, step_of
-from elastic_harness.checkpoint.writer import BackgroundWriter, Capture, Written
+from elastic_harness.checkpoint.writer import BackgroundWriter, Capture, Outcome, Written
 from elastic_harness.errors import CheckpointError
 from elastic_harness.stop_signals import StopSignals
 
@@ -82,18 +82,18 @@ class RunStates:
         """Have a checkpoint made of a state in the memory."""
         self._writer.submit(capture, generation)
 
-    def written(self) -> list[Written]:
-        """The checkpoints that have been written since the last call.
+    def written(self) -> list[Outcome]:
+        """The checkpoints that have been written, or could not be and may be next time, since the last call.
 
         Raises:
-            CheckpointError: one could not be written.
+            CheckpointError: one could not be written, and the next one cannot be, either.
         """
-        written = self._writer.ended()
-        if written:
-            self.memory.drop_before(max(each.step for each in written))
-        return written
+        outcomes = self._writer.ended()
+        if steps := [each.step for each in outcomes if isinstance(each, Written)]:
+            self.memory.drop_before(max(steps))
+        return outcomes
 
-    def finish_writing(self) -> list[Written]:
+    def finish_writing(self) -> list[Outcome]:
         """Wait for what is being written; otherwise as ``written``.
 
         Raises:
@@ -108,7 +108,7 @@ class RunStates:
             )
         return self.written()
 
-    def keep_newest(self, epoch: int, generation: int) -> list[Written]:
+    def keep_newest(self, epoch: int, generation: int) -> list[Outcome]:
         """Make a checkpoint of the newest state, if there is none of it yet, and free the memory.
 
         Args:
@@ -123,8 +123,15 @@ class RunStates:
         if newest is not None:
             self.submit(Capture(str(newest), step_of(newest), epoch, ("step",), None, True), generation)
             written += self.finish_writing()
+        if self._newer_than_checkpoints() is not None:
+            raise next(each for each in reversed(written) if isinstance(each, CheckpointError))
         self.memory.drop()
         return written
+
+    def close(self) -> None:
+        """Let go of threads and files; a state that is not written stays in the memory for a later start."""
+        self._writer.close()
+        self.memory.release()
 
     def _newer_than_checkpoints(self) -> Path | None:
         held, names = self.memory.newest(), self._checkpoints.names()

@@ -9,7 +9,7 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from elastic_harness.checkpoint.files import CheckpointFolder, Kind
+from elastic_harness.checkpoint.files import CheckpointFolder, Kind, name_of
 from elastic_harness.checkpoint.manifest import Facts
 from elastic_harness.errors import CheckpointError, FencedError
 
@@ -36,6 +36,11 @@ class Capture(NamedTuple):
     best: tuple[str, ...] | None
     last: bool
 
+    @property
+    def best_name(self) -> str:
+        """The name it has among the best."""
+        return name_of("best", self.step)
+
 
 class Written(NamedTuple):
     """A checkpoint that is safe under its final name."""
@@ -44,11 +49,14 @@ class Written(NamedTuple):
     step: int
 
 
+Outcome = Written | CheckpointError
+
+
 class BackgroundWriter:
     """One thread of the agent, so that a copy that waits to be written survives the worker that made it.
 
-    One write is under way at a time, and one state waits for it; a later one takes its place, unless it is one of the
-    best.
+    One write is under way at a time, and one state waits for it; a later one takes its place, unless it is still one of
+    the best.
 
     Args:
         folder: where the checkpoints go.
@@ -73,9 +81,9 @@ class BackgroundWriter:
         self._fingerprint = fingerprint
         self._still_current = still_current
         self._waiting: deque[tuple[Capture, int]] = deque()
-        self._outcomes: deque[Written | CheckpointError] = deque()
+        self._outcomes: deque[Outcome] = deque()
         self._changed = threading.Condition()
-        self._busy = False
+        self._busy = self._is_closed = False
         threading.Thread(target=self._run, name="checkpoint-writer", daemon=True).start()
 
     def submit(self, capture: Capture, generation: int) -> None:
@@ -85,29 +93,37 @@ class BackgroundWriter:
             capture: the state.
             generation: the worker group that it is of.
         """
+        best = capture.best or ()
         with self._changed:
-            if self._waiting and "best" not in self._waiting[-1][0].kinds:
-                self._waiting.pop()
-            self._waiting.append((capture, generation))
+            still_best = [each for each in self._waiting if "best" in each[0].kinds and each[0].best_name in best]
+            self._waiting = deque([*still_best, (capture, generation)])
             self._changed.notify_all()
 
-    def ended(self) -> list[Written]:
-        """What has been written since the last call.
+    def ended(self) -> list[Outcome]:
+        """What has been written, or could not be and may be next time, since the last call.
 
         Raises:
-            CheckpointError: a checkpoint could not be written.
+            CheckpointError: a checkpoint could not be written, and the next one cannot be, either.
         """
-        written: list[Written] = []
+        outcomes: list[Outcome] = []
         while self.reader.poll():
             outcome = self._outcomes[0]
-            if isinstance(outcome, CheckpointError) and written:
+            permanent = outcome if isinstance(outcome, CheckpointError) and outcome.permanent else None
+            if permanent is not None and outcomes:
                 break  # the next call raises it; what was written counts
             self.reader.recv_bytes()
             self._outcomes.popleft()
-            if isinstance(outcome, CheckpointError):
-                raise outcome
-            written.append(outcome)
-        return written
+            if permanent is not None:
+                raise permanent
+            outcomes.append(outcome)
+        return outcomes
+
+    def close(self) -> None:
+        """End the thread, once it has written what it is at; what waits is not written."""
+        with self._changed:
+            self._waiting.clear()
+            self._is_closed = True
+            self._changed.notify_all()
 
     def finish(self, seconds_left: Callable[[], float]) -> bool:
         """Wait until all is written; whether that is so.
@@ -125,17 +141,24 @@ class BackgroundWriter:
             with self._changed:
                 self._busy = False
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: self._waiting)
+                self._changed.wait_for(lambda: self._waiting or self._is_closed)
+                if self._is_closed:
+                    break
                 capture, generation = self._waiting.popleft()
                 self._busy = True
             try:
                 self._write(capture, generation)
             except FencedError:
-                continue  # another group goes on with the run
+                pass  # another group goes on with the run
             except CheckpointError as error:
                 self._end(error)
+            except Exception as error:  # nobody else would hear of it, and whoever waits would wait for ever
+                reason = f"the state after step {capture.step} was not written ({type(error).__name__}: {error})"
+                self._end(CheckpointError(f"{reason}; the next one is tried again.", permanent=False))
+        self.reader.close()
+        self._ended.close()
 
-    def _end(self, outcome: Written | CheckpointError) -> None:
+    def _end(self, outcome: Outcome) -> None:
         self._outcomes.append(outcome)
         self._ended.send_bytes(b"")
 

@@ -231,7 +231,7 @@ def parse(cfg: DictConfig, run_dir: str, experiment: str | None) -> RunConfig:
     run = RunConfig(run_id="", run_dir=run_dir, experiment=experiment)
     for key, schema in SCHEMAS.items():
         setattr(run, key, _typed(schema, values.pop(key, {}), f"{key}.", problems, bad))
-    problems += mapping_rules(values, bad)
+    problems += mapping_rules(values)
     top: dict[str, Any] = {key: values[key] for key in ("run_id", "seed", "resume") if key in values}
     if isinstance(top.get("run_id"), int):
         top["run_id"] = str(top["run_id"])  # typed without quotes on the command line

@@ -63,7 +63,7 @@ def _value(node: Any, key: Any, path: str, known: list[str], problems: list[str]
     except (OmegaConfBaseException, RecursionError) as error:
         raw = OmegaConf.to_container(node, resolve=False)
         text = raw[key] if raw is not None else ""
-        problems.append(f"{path}={shown(text)} {_unresolved(str(text), error, path, known)}")
+        problems.append(f"{path}={shown(text)} {_unresolved(error, path, known)}")
         return ABSENT
     return _plain(value, f"{path}.", known, problems)
 
@@ -77,7 +77,7 @@ def _how_to_set(path: str) -> str:
     return f"add {path}=VALUE to the command line, or set it in the experiment file"
 
 
-def _unresolved(text: str, error: Exception, path: str, known: list[str]) -> str:
+def _unresolved(error: Exception, path: str, known: list[str]) -> str:
     if isinstance(error, RecursionError):
         return f"refers to itself: give {path} a value."
     message = str(error).splitlines()[0]

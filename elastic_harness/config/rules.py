@@ -199,7 +199,7 @@ def _checkpoint_dir_rule(run: RunConfig, bad: set[str]) -> Iterator[str]:
             )
 
 
-def mapping_rules(values: Mapping[str, Any], bad: set[str]) -> Iterator[str]:
+def mapping_rules(values: Mapping[str, Any]) -> Iterator[str]:
     """What must be a mapping, with or without a ``_target_``; ``values`` may hold ``ABSENT`` ones."""
     if values.get("trainer") in (None, {}):
         yield "trainer=null must be set: choose trainer=default, or give at least trainer.max_epochs=NUMBER."

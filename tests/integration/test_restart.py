@@ -1,4 +1,4 @@
-"""A run survives the death of its workers and of the zygote, and goes on where the newest checkpoint stands."""
+"""A run survives the death of its workers and of the zygote, and goes on after its last finished step."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_run_when_worker_is_killed_then_resumes_and_ends_with_the_same_weights(
     assert resumed["step"] >= 40
     assert run.result["restarts"] == 1
     assert run.result["generations"] == 2
-    assert run.result["steps_lost"] == resumed["steps_lost"] <= 20
+    assert run.result["steps_lost"] == resumed["steps_lost"] == 0
     assert run.result["step"] == expected["step"]
     assert run.result["weights_sha256"] == expected["weights_sha256"]
     assert f"rank {rank} was killed by SIGKILL" in run.stdout

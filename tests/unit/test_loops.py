@@ -63,6 +63,9 @@ class Traced(pl.LightningModule):
         self.trace = list(checkpoint["trace"])
         self.metrics = checkpoint["metrics"]
 
+    def on_train_end(self) -> None:
+        self.trace.append("end")
+
     def on_train_start(self) -> None:
         # What the harness does for every module.
         self.trainer._logger_connector._callback_metrics.update(self.metrics)
@@ -123,7 +126,8 @@ def test_state_when_taken_at_any_boundary_then_goes_on_as_if_undisturbed_c02(
         resumed, later = fit(tmp_path, options, path)
         assert resumed.trace == undisturbed.trace, f"after boundary {number}, before {following}"
         assert torch.equal(resumed.weight, undisturbed.weight)
-        for before, after in zip(boundaries.states[number + 1 :], later.states, strict=False):
+        ends = boundaries.states[number + 1 :] or boundaries.states[-1:]
+        for before, after in zip(ends, later.states, strict=True):
             assert before[0] == after[0]
             assert before[1]["loops"] == after[1]["loops"]
             assert before[1]["lr_schedulers"] == after[1]["lr_schedulers"]

@@ -23,23 +23,26 @@ def config(tmp_path: Path, **trainer: Any) -> RunConfig:
     return RunConfig(run_id="a", run_dir=str(tmp_path), experiment=None, trainer=trainer)
 
 
-def hold(path: Path, ready: Connection, seconds: float) -> None:
+def hold(path: Path, pipe: Connection) -> None:
     with RunFolder(path).in_use():
-        ready.send(None)
-        time.sleep(seconds)
+        pipe.send(None)
+        pipe.recv()  # until it is told to go on
 
 
-def work(path: Path, ready: Connection) -> None:
+def work(path: Path, pipe: Connection) -> None:
     hold_lock(str(RunFolder(path).workers_lock))
-    ready.send(None)
-    time.sleep(60.0)
+    pipe.send(None)
+    pipe.recv()
 
 
-def test_in_use_when_another_process_holds_the_folder_then_waits_for_it_to_end(tmp_path: Path) -> None:
+def test_in_use_when_another_process_holds_the_folder_then_waits_for_it_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ours, theirs = multiprocessing.Pipe()
-    holder = multiprocessing.get_context("spawn").Process(target=hold, args=(tmp_path, theirs, 0.5))
+    holder = multiprocessing.get_context("spawn").Process(target=hold, args=(tmp_path, theirs))
     holder.start()
     ours.recv()
+    monkeypatch.setattr(time, "sleep", lambda _: ours.send(None))  # it waits: now the other may end
     with RunFolder(tmp_path).in_use():
         assert (tmp_path / ".lock").read_text() != str(holder.pid)
     holder.join()
@@ -49,7 +52,7 @@ def test_in_use_when_another_process_holds_the_folder_then_waits_for_it_to_end(t
 def test_in_use_when_the_other_process_stays_then_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_folder, "_LOCK_SECONDS", 0.2)
     ours, theirs = multiprocessing.Pipe()
-    holder = multiprocessing.get_context("spawn").Process(target=hold, args=(tmp_path, theirs, 60.0))
+    holder = multiprocessing.get_context("spawn").Process(target=hold, args=(tmp_path, theirs))
     holder.start()
     ours.recv()
     try:
