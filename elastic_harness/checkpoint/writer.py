@@ -36,11 +36,6 @@ class Capture(NamedTuple):
     best: tuple[str, ...] | None
     last: bool
 
-    @property
-    def best_name(self) -> str:
-        """The name it has among the best."""
-        return name_of("best", self.step)
-
 
 class Written(NamedTuple):
     """A checkpoint that is safe under its final name."""
@@ -93,10 +88,12 @@ class BackgroundWriter:
             capture: the state.
             generation: the worker group that it is of.
         """
-        best = capture.best or ()
+
+        def stays(waiting: Capture) -> bool:
+            return "best" in waiting.kinds and (capture.best is None or name_of("best", waiting.step) in capture.best)
+
         with self._changed:
-            still_best = [each for each in self._waiting if "best" in each[0].kinds and each[0].best_name in best]
-            self._waiting = deque([*still_best, (capture, generation)])
+            self._waiting = deque([*(each for each in self._waiting if stays(each[0])), (capture, generation)])
             self._changed.notify_all()
 
     def ended(self) -> list[Outcome]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from elastic_harness.checkpoint.files import CheckpointFolder
-from elastic_harness.checkpoint.node_memory import NodeMemory
+from elastic_harness.checkpoint.node_memory import NodeMemory, write_state
 from elastic_harness.checkpoint.states import RunStates
 from elastic_harness.errors import CheckpointError
 from elastic_harness.stop_signals import StopSignals
@@ -26,7 +26,7 @@ def test_states_when_a_stop_leaves_no_time_to_write_then_that_is_said_and_the_st
     monkeypatch.setattr(CheckpointFolder, "write", hang)
     stop = StopSignals(grace_seconds=0.2)
     memory = NodeMemory(tmp_path, 0)
-    memory.path_for(7).write_bytes(b"state")
+    write_state({}, memory.path_for(7))
     states = RunStates(memory, CheckpointFolder(tmp_path / "checkpoints"), 2, {}, None, stop)
     threading.Thread(target=lambda: writing.wait() and stop.give_notice("a notice while it is written")).start()
     try:
