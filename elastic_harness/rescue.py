@@ -13,6 +13,7 @@ or waiting in a collective for a peer that will never come, which runs no signal
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import signal
 import socket
@@ -64,6 +65,10 @@ class RescueThread(threading.Thread):
         signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
 
     def run(self) -> None:
+        with self._wakened, self._waker, contextlib.suppress(EOFError):  # when the agent is gone
+            self._listen()
+
+    def _listen(self) -> None:
         while True:
             for ready in wait([self._connection, self._wakened]):
                 if ready is self._wakened:
