@@ -22,7 +22,7 @@ from elastic_harness.errors import ConfigError
 from elastic_harness.exact import bucket, collectives
 from elastic_harness.exact.loader import ElasticLoader, Part, Step
 from elastic_harness.exact.logical import hosted
-from elastic_harness.exact.metrics import logical_metrics, take_changes, updated_at
+from elastic_harness.exact.metrics import LogicalMetric, logical_metrics, take_changes, updated_at
 from elastic_harness.exact.randomness import seed_generators
 from elastic_harness.exact.reduce import PlainReducer, TreeReducer, start_broadcast
 from elastic_harness.exact.refused import refuse_inexact
@@ -50,6 +50,7 @@ class ExactTraining:
         self._reducer: TreeReducer | None = None
         self._loader: ElasticLoader | None = None
         self._records: list[Record] = []
+        self._metrics: dict[str, LogicalMetric] = {}
         self._before_hooks: list[tuple[Tensor, int]] = []
 
     def train_loader(self, loader: object) -> ElasticLoader:
@@ -149,7 +150,7 @@ class ExactTraining:
         step, module = self._step, self._module
         reducer = self._started_reducer(step.active)
         lowest, *others = step.parts
-        self._records = []
+        self._records, self._metrics = [], logical_metrics(module)
         buffers = [buffer.detach().clone() for buffer in module.buffers()] if others else []
         for part in others:
             self._compute_other(reducer, step, part, args[1:])
@@ -170,8 +171,7 @@ class ExactTraining:
         lowest, reducer = step.parts[0], self._reducer
         assert reducer is not None
         loss = precision.pre_backward(loss * _weight(step, lowest), module)
-        metrics = logical_metrics(module)
-        everyones = start_gather((self._records, take_changes(metrics)))
+        everyones = start_gather((self._records, take_changes(self._metrics)))
         if lowest.count:
             reducer.expect(lowest.logical_rank)
         precision.backward(loss, module, optimizer, *args, **kwargs)
@@ -180,7 +180,7 @@ class ExactTraining:
         take_buffers = start_broadcast(module.buffers() if self._strategy.world_size > 1 else ())
         reducer.finish()
         take_buffers()
-        records = taken_in(everyones(), metrics)
+        records = taken_in(everyones(), self._metrics)
         replay(combined(records), module.trainer.fit_loop.epoch_loop._results, module)
         # The rest of the step is one for all logical ranks, and so are its random numbers.
         seed_generators(self.seed, "update", step.epoch, step.step)
@@ -231,7 +231,7 @@ class ExactTraining:
         module, loop = self._module, self._module.trainer.fit_loop.epoch_loop
         results = loop._results
         loop._results = recorder = Recorder(results, part.logical_rank, part.count)
-        metrics, place = logical_metrics(module).values(), ("train", part.logical_rank)
+        metrics, place = self._metrics.values(), ("train", part.logical_rank)
         seed_generators(self.seed, "step", step.epoch, step.step, part.logical_rank)
         try:
             with (
