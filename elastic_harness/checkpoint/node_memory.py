@@ -30,15 +30,16 @@ class NodeMemory:
     It outlives the agent, too: a later start of the run finds it by what ``.node_memory`` in the run folder says.
 
     Args:
-        run_folder: the run's folder; it takes the states where ``/dev/shm`` is missing or small.
+        run_folder: the run's folder.
         weights: bytes of the module's parameters.
+        instead: takes the states where ``/dev/shm`` is missing or small; None is ``.states`` in the run folder.
     """
 
-    def __init__(self, run_folder: Path, weights: int) -> None:
+    def __init__(self, run_folder: Path, weights: int, instead: Path | None = None) -> None:
         _sweep()
         self.path = _SHARED_MEMORY / f"{_OWN}{_token(run_folder)}"
         if not self._made() or shutil.disk_usage(_SHARED_MEMORY).free < _STATES * weights:
-            self.path = run_folder / ".states"
+            self.path = instead or run_folder / ".states"
             self.path.mkdir(mode=0o700, exist_ok=True)
         (self.path / _RUN_FOLDER).write_text(str(run_folder.absolute()))
         self._in_use: int | None = os.open(self.path / _RUN_FOLDER, os.O_RDONLY)
@@ -126,8 +127,12 @@ def step_of(path: Path) -> int:
 def _token(run_folder: Path) -> str:
     """What the run's memory is called, on all nodes; another run in a folder of the same name has another one."""
     path = run_folder / _TOKEN
-    with contextlib.suppress(FileExistsError), path.open("x") as file:
-        file.write(secrets.token_hex(8))
+    if not path.exists():
+        mine = path.with_name(f"{_TOKEN}.{secrets.token_hex(8)}")
+        mine.write_text(secrets.token_hex(8))
+        with contextlib.suppress(FileExistsError):
+            os.link(mine, path)  # another node may be faster, and what it wrote must be whole
+        mine.unlink()
     return path.read_text()
 
 
