@@ -73,3 +73,38 @@ def test_nodes_when_they_start_together_then_train_one_run_and_only_rank_0_write
     assert not list((other.folder / "checkpoints").glob("*.ckpt"))
     assert not list(other.folder.glob("tensorboard/events*"))
     assert [event["status"] for event in other.events("node_left")] == ["finished"]
+
+
+def test_nodes_when_one_has_a_checkpoint_and_one_has_none_then_both_resume_from_it_c09(
+    start_node: StartNode, tmp_path: Path
+) -> None:
+    before = start_node("one", "own_1", "elastic.nproc_per_node=2", "trainer.max_epochs=2")
+    before.finish()
+    trace = tmp_path / "trace"
+    group = (*c10d(2, 2), f"+callbacks.trace={{_target_: probes.StepTrace, path: {trace}}}")
+    one, two = start_node("one", "own_1", *group), start_node("two", "own_2", *group)
+    one.finish()
+    two.finish()
+    first = {}
+    for line in map(json.loads, trace.read_text().splitlines()):
+        first.setdefault(line["rank"], line["step"])
+    assert first == {0: 25, 1: 25}
+    resumed = [event for node in (one, two) for event in node.events("resumed")]
+    assert [(event["step"], event["steps_lost"]) for event in resumed] == [(24, 0)]
+    (leader,) = (node for node in (one, two) if [event["step"] for event in node.events("run_finished")][-1:] == [60])
+    assert leader.result["weights_sha256"] == undisturbed(start_node)["weights_sha256"]
+
+
+def test_nodes_when_they_share_a_run_folder_then_one_agent_a_node_may_use_it(start_node: StartNode) -> None:
+    group = c10d(2, 2)
+    one = start_node("one", "shared", *group)
+    one.wait_until(lambda: one.events("run_started"))
+    again = start_node("one", "shared", *group)
+    again.finish(code=2)
+    assert f"is in use by process {one.process.pid} or a worker" in again.stderr
+    two = start_node("two", "shared", *group)
+    one.finish()
+    two.finish()
+    assert {event["node"] for event in one.events("generation_started")} == {"one", "two"}
+    assert (one.result["generations"], one.result["world_sizes"], one.result["step"]) == (1, [2], 60)
+    assert len(one.events("run_finished")) == 1
