@@ -11,15 +11,18 @@ import ctypes
 import logging
 import os
 import signal
+import time
+from dataclasses import asdict, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from torch.distributed import DistError
+from torch.distributed import DistError, Store
 from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.events.api import Event, EventSource
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
 from elastic_harness import zygote
 from elastic_harness.checkpoint.node_memory import step_of
@@ -42,6 +45,7 @@ from elastic_harness.messages import (
     Signalled,
 )
 from elastic_harness.process_state import ProcessState
+from elastic_harness.rendezvous import Change, ElasticRendezvous, Kind
 from elastic_harness.rescue import rescue
 from elastic_harness.restart import Failure, RestartPolicy
 from elastic_harness.run_folder import RunFolder
@@ -60,11 +64,13 @@ _STOP_SHARE = 0.6
 class ElasticAgent(LocalElasticAgent):
     """Runs one function in a group of workers, generation after generation.
 
-    ``run()`` returns when all workers finished. ``output`` then holds what rank 0 sent; ``generation``, ``step``,
+    ``run()`` returns when the workers of all nodes have finished. ``output`` then holds the result; None if the run
+    has finished without this node. ``generation``, ``step``,
     ``world_size`` and ``evaluated`` (the newest validation) say how far it is, at any time.
 
     Args:
         spec: torch's description of the worker group; its ``max_restarts`` is not used.
+        nodes: the rendezvous with the other agents.
         payload: pickle of ``(trainer, function, args, kwargs)``.
         state: what every worker takes over from this process.
         policy: decides about failures.
@@ -78,13 +84,14 @@ class ElasticAgent(LocalElasticAgent):
     Raises (from ``run``):
         TrainingFailed: the policy does not allow another generation.
         Stopped: a signal or a notice asked this process to stop.
-        ClusterError: the store of a generation cannot be made.
+        ClusterError: the other nodes are lost, or the store of a generation cannot be made.
     """
 
     def __init__(
         self,
         spec: WorkerSpec,
         *,
+        nodes: ElasticRendezvous,
         payload: bytes,
         state: ProcessState,
         policy: RestartPolicy,
@@ -98,11 +105,12 @@ class ElasticAgent(LocalElasticAgent):
         super().__init__(spec, DefaultLogsSpecs(os.devnull), start_method="forkserver")
         self.output: bytes | None = None
         self.evaluated: Evaluated | None = None
-        self.failures: list[Failure] = []
         self.generation = folder.next_generation() - 1
         self.step = timeline.last_step() if timeline is not None else 0
         self._payload = zygote.context().RawArray(ctypes.c_char, len(payload))
         ctypes.memmove(self._payload, payload, len(payload))
+        self._nodes = nodes
+        self._failures_before: int | None = None
         self._state = state
         self._policy = policy
         self._folder = folder
@@ -117,6 +125,11 @@ class ElasticAgent(LocalElasticAgent):
         self._made_progress = False
 
     @property
+    def _leads(self) -> bool:
+        """Whether this node has rank 0, and so writes for the run."""
+        return self._worker_group.group_rank == 0
+
+    @property
     def world_size(self) -> int:
         """Number of workers of the current generation on all nodes."""
         return self._worker_group.workers[0].world_size
@@ -126,44 +139,101 @@ class ElasticAgent(LocalElasticAgent):
     def _invoke_run(self, role: str = "default") -> RunResult:
         group = self._worker_group
         while True:
-            failure = self._run_generation(group)
-            if failure is None:
+            try:
+                ending = self._run_generation(group)
+            except RendezvousClosedError as error:
+                raise TrainingFailed(str(error)) from error
+            if ending is None:
                 ranks = [each.assignment.rank for each in self._locals]
                 return RunResult(WorkerState.SUCCEEDED, return_values=dict.fromkeys(ranks))
-            self._raise_if_stopped()
-            self.failures.append(failure)
-            self._record("worker_failed", rank=failure.rank, cause=failure.describe(), log=failure.log)
-            self._rescue(_CRASH_SECONDS)
-            self._stop_workers(group)
-            decision = self._policy.decide(self.failures)
-            if not decision.restart:
-                log_line = f"\nfull log: {failure.log}" if failure.log else ""
-                raise TrainingFailed(f"{failure.describe()} ({decision.reason}){log_line}", failure.traceback)
-            self._display.restarting(failure, decision)
+            if isinstance(ending, Failure):
+                self._recover(ending)
+            else:
+                self._give_way(ending)
 
-    def _run_generation(self, group: WorkerGroup) -> Failure | None:
-        """Start a generation and watch it to its end; what went wrong, or None if all finished."""
+    def _run_generation(self, group: WorkerGroup) -> Failure | Change | None:
+        """Start a generation and watch it to its end; what ended it, or None if the workers of all nodes finished."""
         try:
             self._initialize_workers(group)
         except zygote.ZygoteDiedError:
             return Failure(None, "zygote", "", step=self.step)
         except DistError as error:
-            raise ClusterError(f"the store of generation {self.generation + 1} cannot be made: {error}") from error
+            raise ClusterError(f"the store of a generation cannot be made: {error}") from error
         try:
-            while True:
-                result = self._monitor_workers(group)
-                self._display.update([each.progress for each in self._locals])
-                if result.state is WorkerState.SUCCEEDED:
-                    if self._states is not None:
-                        self._record_written(self._states.finish_writing())
-                    return None
-                self._raise_if_stopped()
-                if result.state is WorkerState.FAILED:
-                    return first_failure(self._locals, self._read, step=self.step, made_progress=self._made_progress)
+            return self._watch(group)
         except HarnessError:
             self._raise_if_stopped()
             self._rescue(_CRASH_SECONDS)
             raise
+
+    def _watch(self, group: WorkerGroup) -> Failure | Change | None:
+        finished = False
+        while True:
+            result = self._monitor_workers(group)
+            self._display.update([each.progress for each in self._locals])
+            if self._nodes.has_finished:
+                self._dismiss()
+                return None
+            change = self._nodes.changed()
+            if change is not None and change.kind is Kind.FENCED:
+                return change
+            if result.state is WorkerState.SUCCEEDED and not finished:
+                if self._states is not None:
+                    self._record_written(self._states.finish_writing())
+                self._nodes.finish()
+                finished = True
+                continue
+            self._raise_if_stopped()
+            if result.state is WorkerState.FAILED:
+                return first_failure(self._locals, self._read, step=self.step, made_progress=self._made_progress)
+            if change is not None:
+                return change
+
+    def _recover(self, failure: Failure) -> None:
+        """Go on after a failure, as far as the policy allows, unless it came of what another node tells of."""
+        self._raise_if_stopped()
+        self._record("worker_failed", rank=failure.rank, cause=failure.describe(), log=failure.log)
+        self._rescue(_CRASH_SECONDS)
+        self._stop_workers(self._worker_group)
+        change = self._cause_elsewhere() if failure.consequence else None
+        if change is not None:
+            self._give_way(change)
+            return
+        failures = self._charge(failure)
+        decision, newest = self._policy.decide(failures), failures[-1]
+        if not decision.restart:
+            log_line = f"\nfull log: {newest.log}" if newest.log else ""
+            raise TrainingFailed(f"{newest.describe()} ({decision.reason}){log_line}", newest.traceback)
+        self._display.restarting(newest, decision)
+
+    def _charge(self, failure: Failure) -> list[Failure]:
+        """Count a failure; all there were on any node, of this generation the one that was said first."""
+        charged = self._nodes.charge_restart(asdict(replace(failure, traceback="")))
+        failures = [Failure(**{key: each[key] for key in each if key != "generation"}) for each in charged]
+        if not any(each["generation"] == self.generation for each in charged):
+            return [*failures, failure]
+        if failures[-1] == replace(failure, traceback=""):
+            failures[-1] = failure
+        return failures
+
+    def _cause_elsewhere(self) -> Change | None:
+        """What other nodes say of a generation whose workers here only lost their peers."""
+        if self._nodes.round is None or len(self._nodes.round.members) == 1:
+            return None
+        deadline = time.monotonic() + 2 * self._nodes.patience
+        while (change := self._nodes.changed()) is None and (left := deadline - time.monotonic()) > 0:
+            wait([self._nodes.reader, self._stop.reader], timeout=left)
+            self._raise_if_stopped()
+        return change
+
+    def _give_way(self, change: Change) -> None:
+        """Stop the workers, since the round is over; what they hold is kept."""
+        self._rescue(self._nodes.margin if change.kind is Kind.FENCED else _CRASH_SECONDS)
+        self._stop_workers(self._worker_group)
+        if change.kind is Kind.CLOSED:
+            raise TrainingFailed(change.text)
+        self._record("round_over", kind=change.kind.value, cause=change.text)
+        self._display.line(f"generation {self.generation} ends at step {self.step}: {change.text}")
 
     def _raise_if_stopped(self) -> None:
         stop = self._stop.first
@@ -185,15 +255,31 @@ class ElasticAgent(LocalElasticAgent):
 
     # -- starting ------------------------------------------------------------------------------------------------
 
+    def _assign_worker_ranks(
+        self, store: Store, group_rank: int, group_world_size: int, spec: WorkerSpec
+    ) -> list[Worker]:
+        # All that is needed is in the round; torch's would wait in the store for a node that died since.
+        joined = self._nodes.round
+        assert joined is not None
+        workers = [node.workers for node in joined.members.values()]
+        first, world_size = sum(workers[: joined.rank]), sum(workers)
+        return [
+            Worker(index, first + index, first + index, world_size, world_size)
+            for index in range(spec.local_world_size)
+        ]
+
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         zygote.start(self._modules)
-        self.generation += 1
+        assert self._nodes.round is not None
+        self.generation = self._nodes.round.generation
         logs = self._folder.log_folder(self.generation)
         self._locals = []
         state = self._states.reachable() if self._states else None
         for each in state.damaged if state else ():
             self._display.set_aside(*each)
             self._record("checkpoint_set_aside", checkpoint=each.path, reason=each.reason, moved_to=each.moved_to)
+        if self._states is not None and state is not None and not self._leads:
+            self._states.memory.drop_before(state.step)
         for member in worker_group.workers:
             assignment = self._assignment(member, worker_group, logs, state)
             self._locals.append(LocalWorker.start(assignment, self._payload, self._state, self._modules))
@@ -201,7 +287,10 @@ class ElasticAgent(LocalElasticAgent):
             {"rank": each.assignment.rank, "pid": each.pid, "node": os.uname().nodename} for each in self._locals
         ]
         self._display.started(self.generation, [each.pid for each in self._locals])
-        self._record("generation_started", workers=workers, restart=bool(self.failures))
+        failures = len(self._nodes.failures)
+        restart = self._failures_before is not None and failures > self._failures_before
+        self._failures_before = failures
+        self._record("generation_started", workers=workers, restart=restart)
         return {each.assignment.local_rank: each.pid for each in self._locals}
 
     def _assignment(self, member: Worker, group: Any, logs: Path, state: Reachable | None) -> Assignment:
@@ -226,7 +315,8 @@ class ElasticAgent(LocalElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         """Wait for news of the workers, at most ``monitor_interval`` seconds, and take it in."""
         pending = [each for each in self._locals if each.finished is None and each.raised is None]
-        news: list[Connection | int] = [self._stop.reader, *([self._states.reader] if self._states else [])]
+        news: list[Connection | int] = [self._stop.reader, self._nodes.reader]
+        news += [self._states.reader] if self._states else []
         news += [each.connection for each in pending]
         news += [each.process.sentinel for each in pending]
         wait(news, timeout=worker_group.spec.monitor_interval)
@@ -240,13 +330,16 @@ class ElasticAgent(LocalElasticAgent):
         self._epoch = max(self._epoch, *(each.progress.epoch for each in self._locals))
         self._made_progress |= self._first_step is not None and self.step > self._first_step
         if all(each.finished for each in self._locals):
-            for each in self._locals:
-                each.order(Dismiss())
-            for each in self._locals:
-                each.process.join(_FAREWELL_SECONDS)
             return RunResult(WorkerState.SUCCEEDED)
         failed = any(each.raised for each in pending) or any(not each.finished for each in dead)
         return RunResult(WorkerState.FAILED if failed else WorkerState.HEALTHY)
+
+    def _dismiss(self) -> None:
+        """Let the workers go that have finished: nobody will want their state any more."""
+        for each in self._locals:
+            each.order(Dismiss())
+        for each in self._locals:
+            each.process.join(_FAREWELL_SECONDS)
 
     def _read(self, source: LocalWorker) -> None:
         for message in source.messages():
@@ -256,7 +349,7 @@ class ElasticAgent(LocalElasticAgent):
                     if self._first_step is None:
                         self._first_step = step
                     self._display.resumed(checkpoint, step)
-                    if checkpoint is not None or self.failures:
+                    if self._leads and (checkpoint is not None or self._nodes.failures):
                         self._record("resumed", checkpoint=checkpoint, steps_lost=lost)
                 case Capture():
                     self.step = max(self.step, message.step)
@@ -275,7 +368,7 @@ class ElasticAgent(LocalElasticAgent):
                     self._stop.note(number)
                 case Finished(output):
                     source.finished = message
-                    if source.assignment.rank == 0:
+                    if source.assignment.local_rank == 0:
                         self.output = output
 
     # -- stopping ------------------------------------------------------------------------------------------------
@@ -291,14 +384,27 @@ class ElasticAgent(LocalElasticAgent):
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
         self._stop_workers(self._worker_group)
 
-    def keep_newest_state(self) -> None:
+    def keep_newest_state(self) -> bool:
         """Make a checkpoint of the newest state, so that nothing is lost when the run goes on another day.
+
+        It stays in this node's memory if that is not this node's to do, and is freed if the others have it.
+
+        Returns:
+            Whether this node speaks for the run: it has rank 0, or was the last one to leave.
 
         Raises:
             CheckpointError: it cannot be written; it stays in the node's memory.
         """
-        if self._states is not None:
+        if self._states is None:
+            return False
+        speaks = self._nodes.may_write() and (self._leads or self._nodes.was_last)
+        if speaks:
             self._record_written(self._states.keep_newest(self._epoch, self.generation))
+        elif self._nodes.others_go_on or self.output is not None:
+            self._states.memory.drop()
+        else:
+            self._states.memory.release()
+        return speaks
 
     def _record_written(self, outcomes: list[Outcome]) -> None:
         for each in outcomes:

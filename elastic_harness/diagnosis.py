@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -52,7 +53,7 @@ def first_failure(
         if causes:
             return causes[0]
         if not running or time.monotonic() > deadline:
-            return failures[0][0]
+            return replace(failures[0][0], consequence=True)
         wait([handle for each in running for handle in (each.process.sentinel, each.connection)], timeout=0.05)
 
 

@@ -13,7 +13,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from pytorch_lightning.callbacks import Callback, ModelCheckpoint
 from pytorch_lightning.strategies.launchers.launcher import _Launcher
 from pytorch_lightning.trainer.states import TrainerFn
 from torch.distributed.elastic.agent.server.api import WorkerSpec
+from torch.distributed.elastic.rendezvous import RendezvousGracefulExitError
 
 from elastic_harness import pickling, preemption, rendezvous, worker, zygote
 from elastic_harness.agent import ElasticAgent
@@ -29,15 +30,17 @@ from elastic_harness.checkpoint import start
 from elastic_harness.checkpoint.callback import ElasticCheckpoint
 from elastic_harness.checkpoint.node_memory import NodeMemory
 from elastic_harness.checkpoint.states import RunStates
+from elastic_harness.config import ElasticConfig, RendezvousConfig
 from elastic_harness.config.rules import RESUME_WORDS
 from elastic_harness.display import Display
-from elastic_harness.errors import ConfigError, HarnessError, Stopped, TrainingFailed
+from elastic_harness.errors import ClusterError, ConfigError, HarnessError, Stopped
 from elastic_harness.events import Timeline
 from elastic_harness.exact.refused import refuse_inexact_training
 from elastic_harness.exact.settled import recorded_as, settle
 from elastic_harness.messages import EXIT_MISSING_MAIN_GUARD
 from elastic_harness.output import Output
 from elastic_harness.process_state import ProcessState
+from elastic_harness.rendezvous import ElasticRendezvous
 from elastic_harness.restart import RestartPolicy
 from elastic_harness.result import Result
 from elastic_harness.run_folder import RunFolder
@@ -45,6 +48,11 @@ from elastic_harness.stop_signals import StopSignals
 
 if TYPE_CHECKING:
     from elastic_harness.strategy import ElasticStrategy
+
+# What the first node of a launch settles for all.
+_SETTLED = ("logical_world_size", "num_threads")
+
+_KEPT_IN_MEMORY = "the newest state stays in this machine's memory until the run is started again"
 
 
 @dataclass
@@ -55,8 +63,19 @@ class _Launch:
     module: pl.LightningModule
     folder: RunFolder
     stop: StopSignals
+    nodes: ElasticRendezvous
     timeline: Timeline | None = None
     states: RunStates | None = None
+
+
+@dataclass
+class _Ending:
+    """How the run ended for this node; ``notice`` is the one that stopped it."""
+
+    status: str = "failed"
+    failure: str | None = None
+    output: Output | None = None
+    notice: str | None = None
 
 
 class ElasticLauncher(_Launcher):
@@ -93,7 +112,9 @@ class ElasticLauncher(_Launcher):
         Raises:
             ConfigError: the module does not pickle, the run folder is not usable, a main guard is missing.
             TrainingFailed: the workers failed for good.
+            ClusterError: the other nodes cannot be reached.
             Stopped: a signal or a notice asked the run to stop.
+            SystemExit: the run has finished without this node.
         """
         if zygote.importing_script():
             # A worker is importing the user's script and met fit() again. Its agent knows what the code means.
@@ -101,18 +122,25 @@ class ElasticLauncher(_Launcher):
         assert trainer is not None
         _require_script()
         run_dir = self._strategy.run_dir or os.path.join(trainer.default_root_dir, "elastic")  # noqa: PTH118
-        folder = RunFolder(Path(run_dir), self._strategy.checkpoint.dir)
+        node = os.uname().nodename if self._strategy.elastic.max_nodes > 1 else None
+        folder = RunFolder(Path(run_dir), self._strategy.checkpoint.dir, node)
         notices = self._strategy.preemption
-        with _hooks_stay_in_workers(trainer), StopSignals(notices.grace_seconds) as stop, folder.in_use():
+        with (
+            _hooks_stay_in_workers(trainer),
+            StopSignals(notices.grace_seconds) as stop,
+            self._nodes(trainer, args[0], folder, stop) as nodes,
+            folder.in_use(),
+        ):
             fingerprint = None
             if trainer.state.fn == TrainerFn.FITTING:
                 _require_same_module(args[0], folder)
                 fingerprint = self._prepare(trainer, args[0], folder)
             payload = pickling.dumps(trainer, function, args, kwargs)
-            launch = _Launch(payload, args[0], folder, stop)
+            launch = _Launch(payload, args[0], folder, stop, nodes)
             if fingerprint is not None:
                 launch.states = self._states(launch, fingerprint)
                 launch.timeline = self._begin(folder)
+            folder.admit_others()
             watchers = preemption.watchers_of(notices)
             with _agent_log(folder), preemption.watching(watchers, notices.poll_interval, stop.give_notice):
                 output = self._supervise(launch)
@@ -124,49 +152,62 @@ class ElasticLauncher(_Launcher):
 
     def _supervise(self, launch: _Launch) -> Output:
         """Run the agent to the end and record how it ended."""
-        agent, timeline = self._agent(launch), launch.timeline
-        status, failure, output, notice = "failed", None, None, None
+        agent, ending = self._agent(launch), _Ending()
         try:
             with self._display.progress():
                 agent.run()
-            assert agent.output is not None
-            output = Output.from_bytes(agent.output)
-            status = "finished"
-            return output
+            if agent.output is None:
+                self._display.line("the run has finished, and this node was not needed")
+                raise SystemExit(0)
+            ending.output = Output.from_bytes(agent.output)
+            ending.status = "finished"
+            return ending.output
         except Stopped as stopped:
-            status, notice = "preempted", stopped.notice
+            ending.status, ending.notice = "preempted", stopped.notice
+            launch.nodes.leave()
             raise
         except HarnessError as error:
-            failure = error.summary if isinstance(error, TrainingFailed) else str(error)
+            ending.failure = getattr(error, "summary", str(error))
+            if not isinstance(error, (ClusterError, ConfigError)):
+                launch.nodes.close(ending.failure)
             raise
         finally:
-            if timeline is not None and launch.states is not None:
-                self._keep_newest_state(agent)
-                place = {"generation": agent.generation, "step": agent.step, "world_size": agent.world_size}
-                timeline.record("run_finished", **place, status=status, failure=failure)
-                result = Result.of(status, failure, timeline, output, agent.evaluated)
-                self._display.summary(result, launch.folder, notice, launch.states.memory.newest())
-                launch.folder.write_result(result)
+            if launch.timeline is not None and launch.states is not None:
+                self._conclude(launch, agent, ending)
                 launch.states.close()
 
-    def _keep_newest_state(self, agent: ElasticAgent) -> None:
+    def _conclude(self, launch: _Launch, agent: ElasticAgent, ending: _Ending) -> None:
+        """Keep what would be lost, and record how the run ended, or how this node left it."""
+        assert launch.timeline is not None
+        assert launch.states is not None
+        speaks_for_run = True
         try:
-            agent.keep_newest_state()
+            speaks_for_run = agent.keep_newest_state()
         except HarnessError as error:
-            self._display.line(
-                f"{error}\nthe newest state stays in this machine's memory until the run is started again"
-            )
+            self._display.line(f"{error}\n{_KEPT_IN_MEMORY}")
+        place = {"generation": agent.generation, "step": agent.step, "world_size": agent.world_size}
+        event = "run_finished" if speaks_for_run else "node_left"
+        launch.timeline.record(event, **place, status=ending.status, failure=ending.failure)
+        if speaks_for_run:
+            result = Result.of(ending.status, ending.failure, launch.timeline, ending.output, agent.evaluated)
+            self._display.summary(result, launch.folder, ending.notice, launch.states.memory.newest())
+            launch.folder.write_result(result)
+        elif ending.status == "failed" and launch.states.memory.newest() is not None:
+            self._display.line(_KEPT_IN_MEMORY)
+        elif launch.nodes.others_go_on:
+            self._display.line(f"this node has left after step {agent.step}; the other nodes go on")
 
     def _states(self, launch: _Launch, fingerprint: Mapping[str, Any]) -> RunStates:
         strategy, folder = self._strategy, launch.folder
         weights = sum(each.numel() * each.element_size() for each in launch.module.parameters())
-        memory = NodeMemory(folder.path, weights)
+        memory = NodeMemory(folder.path, weights, folder.states)
         if strategy.resume == "never":
             memory.clear()
         memory.require(fingerprint, force=strategy.resume == "force")
         resume_from = None if strategy.resume in RESUME_WORDS else strategy.resume
         keep_last = strategy.checkpoint.keep_last
-        return RunStates(memory, folder.checkpoints, keep_last, fingerprint, resume_from, launch.stop)
+        may_write = launch.nodes.may_write
+        return RunStates(memory, folder.checkpoints, keep_last, fingerprint, resume_from, launch.stop, may_write)
 
     def _agent(self, launch: _Launch) -> ElasticAgent:
         strategy = self._strategy
@@ -177,14 +218,15 @@ class ElasticLauncher(_Launcher):
             role="worker",
             local_world_size=num_workers,
             entrypoint=worker.main,
-            rdzv_handler=rendezvous.create(strategy.rendezvous, launch.folder.path.name),
+            rdzv_handler=launch.nodes,
             max_restarts=strategy.restart.max_restarts,
             monitor_interval=elastic.monitor_interval,
         )
         return ElasticAgent(
             spec,
             payload=launch.payload,
-            state=ProcessState.capture(threads),
+            nodes=launch.nodes,
+            state=ProcessState.capture(threads, rendezvous.interface_of(launch.nodes.address)),
             policy=RestartPolicy(strategy.restart),
             folder=launch.folder,
             timeline=launch.timeline,
@@ -194,14 +236,58 @@ class ElasticLauncher(_Launcher):
             states=launch.states,
         )
 
-    def _prepare(self, trainer: pl.Trainer, module: pl.LightningModule, folder: RunFolder) -> dict[str, Any]:
-        """Settle what defines the run, and refuse what cannot be; gives its fingerprint."""
+    @contextlib.contextmanager
+    def _nodes(
+        self, trainer: pl.Trainer, module: pl.LightningModule, folder: RunFolder, stop: StopSignals
+    ) -> Iterator[ElasticRendezvous]:
+        """The nodes that train together, agreed on what defines the run; what is evaluated, each evaluates alone."""
+
+        def give_up() -> None:
+            if stop.first is not None:
+                raise Stopped(stop.first.number, stop.first.notice)
+
+        strategy = self._strategy
+        fitting = trainer.state.fn == TrainerFn.FITTING
+        if fitting:
+            given = self._settle(trainer, module, folder)
+        handler = rendezvous.create(
+            strategy.rendezvous if fitting else RendezvousConfig(),
+            strategy.run_id or folder.path.name,
+            strategy.elastic if fitting else None,
+            workers=strategy.num_processes,
+            newest_generation=folder.next_generation() - 1,
+            settled={name: getattr(strategy.elastic, name) for name in _SETTLED} if fitting else {},
+            on_wait=give_up,
+        )
+        try:
+            if fitting and given.max_nodes > 1:
+                agreed = handler.settle()
+                elastic = settle(given, agreed, strategy.num_processes, 1)
+                strategy.elastic = replace(elastic, num_threads=agreed["num_threads"])
+            yield handler
+        except RendezvousGracefulExitError as error:
+            self._display.line(str(error))
+            raise SystemExit(0) from error
+        finally:
+            handler.shutdown()
+
+    def _settle(self, trainer: pl.Trainer, module: pl.LightningModule, folder: RunFolder) -> ElasticConfig:
+        """Settle what defines the run, as far as this node knows, and refuse what cannot be.
+
+        Returns:
+            The configuration as it was given, or as it was recorded.
+        """
         strategy = self._strategy
         if strategy.elastic.consistency != "none":
             refuse_inexact_training(trainer, module)
         recorded = {} if strategy.resume == "never" else folder.recorded("elastic")
-        cores = len(os.sched_getaffinity(0))
-        strategy.elastic = settle(strategy.elastic, recorded, strategy.num_processes, cores)
+        given, cores = strategy.elastic, len(os.sched_getaffinity(0))
+        strategy.elastic = settle(given, recorded, strategy.num_processes, cores)
+        return strategy.elastic if recorded else given
+
+    def _prepare(self, trainer: pl.Trainer, module: pl.LightningModule, folder: RunFolder) -> dict[str, Any]:
+        """Make the Trainer ready, and see that the run can go on in its folder; gives its fingerprint."""
+        strategy = self._strategy
         config = recorded_as(strategy.config_yaml, strategy.elastic)
         fingerprint = start.check(folder, module, config, strategy.resume)
         for logger in trainer.loggers:

@@ -82,14 +82,14 @@ class Assignment:
 
 
 class Resumed(NamedTuple):
-    """Rank 0 is about to train, from ``checkpoint`` or, if that is None, from the beginning."""
+    """The workers are about to train, from ``checkpoint`` or, if that is None, from the beginning."""
 
     checkpoint: str | None
     step: int
 
 
 class Evaluated(NamedTuple):
-    """Rank 0 finished a validation; ``metrics`` are the trainer's callback metrics."""
+    """The workers finished a validation; ``metrics`` are the trainer's callback metrics."""
 
     epoch: int
     step: int
@@ -115,7 +115,7 @@ class Raised(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """The worker did its part; rank 0 adds the bytes of a ``output.Output``."""
+    """The worker did its part; local rank 0 adds the bytes of a ``output.Output``."""
 
     output: bytes | None
 

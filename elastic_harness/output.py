@@ -47,6 +47,8 @@ def collect(trainer: pl.Trainer, results: Any) -> Output:
     fitting = trainer.state.fn == TrainerFn.FITTING
     best = trainer.checkpoint_callback
     metrics: dict[str, Any] = dict(trainer.callback_metrics)
+    if trainer.num_nodes > 1:
+        metrics = trainer.strategy.broadcast(metrics)
     for callback in trainer.checkpoint_callbacks if fitting and not metrics else ():
         if isinstance(callback, ElasticCheckpoint):  # There was nothing left to train.
             metrics = {name: torch.tensor(value) for name, value in callback.metrics.items()}

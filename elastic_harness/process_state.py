@@ -31,11 +31,17 @@ class ProcessState:
     random_states: dict[str, Any]
 
     @classmethod
-    def capture(cls, num_threads: int) -> ProcessState:
-        """Read the state of this process, without touching CUDA."""
+    def capture(cls, num_threads: int, interface: str | None) -> ProcessState:
+        """Read the state of this process, without touching CUDA.
+
+        Args:
+            num_threads: of a worker.
+            interface: the network interface at which the other nodes reach this one; None if it is not known.
+        """
+        # Otherwise gloo would look up this machine's own name, which may not resolve.
+        gloo = {"GLOO_SOCKET_IFNAME": interface} if interface else {}
         return cls(
-            # On one node gloo need not look up this machine's own name, which may not resolve.
-            environment={"GLOO_SOCKET_IFNAME": "lo", **os.environ},
+            environment={**gloo, **os.environ},
             start_method=multiprocessing.get_start_method(),
             num_threads=num_threads,
             deterministic=torch.are_deterministic_algorithms_enabled(),

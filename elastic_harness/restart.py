@@ -27,6 +27,7 @@ class Failure:
         exit_code: the worker's exit code; negative for a signal.
         traceback: the formatted traceback, for exceptions.
         log: path of the worker's log file.
+        consequence: nothing is known but that a peer, perhaps on another node, is gone.
     """
 
     rank: int | None
@@ -40,6 +41,7 @@ class Failure:
     exit_code: int = 1
     traceback: str = ""
     log: str = ""
+    consequence: bool = False
 
     def describe(self) -> str:
         """One plain sentence without a full stop."""

@@ -53,7 +53,8 @@ class Result:
     ) -> Result:
         """Put the result together from the timeline, from what rank 0 sent in the end, and from its last validation."""
         events = list(timeline.read())
-        generations = [event for event in events if event["event"] == "generation_started"]
+        started = [event for event in events if event["event"] == "generation_started"]
+        generations = {event["generation"]: event for event in started}.values()  # each node tells of each
         last = output or evaluated
         metrics = output.callback_metrics if output else evaluated.metrics if evaluated else {}
         return cls(
@@ -64,7 +65,7 @@ class Result:
             metrics={name: float(value) if math.isfinite(value) else None for name, value in metrics.items()},
             weights_sha256=weights_sha256(output.state_dict) if output and output.state_dict else None,
             generations=len(generations),
-            restarts=sum(event.get("restart", False) for event in generations),
+            restarts=len({event["generation"] for event in started if event.get("restart", False)}),
             steps_lost=sum(event.get("steps_lost", 0) for event in events if event["event"] == "resumed"),
             world_sizes=[event.get("world_size", 0) for event in generations],
             wall_seconds=_wall_seconds(events),

@@ -44,14 +44,23 @@ class RunFolder:
     Args:
         path: the folder; made when the run is entered.
         checkpoint_dir: where the checkpoints of several runs go; None is this folder.
+        node: name of this node, if other nodes may share the folder; None keeps it for one process.
+
+    Attributes:
+        first: nobody else used the folder when it was entered.
     """
 
-    def __init__(self, path: Path, checkpoint_dir: str | None = None) -> None:
+    def __init__(self, path: Path, checkpoint_dir: str | None = None, node: str | None = None) -> None:
         self.path = path.absolute()
         self.checkpoints = CheckpointFolder(
             self.path / "checkpoints" if checkpoint_dir is None else checkpoints_below(checkpoint_dir, self.path)
         )
-        self.workers_lock = self.path / ".workers.lock"
+        self.first = True
+        suffix = f"_{node}" if node else ""
+        self.workers_lock = self.path / f".workers{suffix}.lock"
+        self.states = self.path / f".states{suffix}"
+        self._lock = self.path / f"{_LOCK}{suffix}"
+        self._shared_lock: int | None = None
         self.events = self.path / "events.jsonl"
         self.logs = self.path / "logs"
         self._config = self.path / "config.yaml"
@@ -66,7 +75,7 @@ class RunFolder:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            lock, workers_lock = (self.path / _LOCK).open("a+"), self.workers_lock.open("a")
+            lock, workers_lock = self._lock.open("a+"), self.workers_lock.open("a")
         except OSError as error:
             raise ConfigError(
                 f"run folder {self.path} cannot be written ({error.strerror}): choose another one with "
@@ -86,7 +95,32 @@ class RunFolder:
             lock.truncate(0)
             lock.write(str(os.getpid()))
             lock.flush()
+            with self._shared():
+                yield
+
+    @contextlib.contextmanager
+    def _shared(self) -> Iterator[None]:
+        """Where several nodes may share the folder: keep it from a run of one process, and know who is the first."""
+        if self._lock.name == _LOCK:
             yield
+            return
+        with (self.path / _LOCK).open("a+") as lock:
+            self._shared_lock = lock.fileno()
+            self.first = _try_lock(lock.fileno())
+            deadline = time.monotonic() + _LOCK_SECONDS
+            while not self.first and not _try_lock(lock.fileno(), fcntl.LOCK_SH):
+                if time.monotonic() > deadline:
+                    raise ConfigError(
+                        f"run folder {self.path} is in use by a process that was started with elastic.max_nodes=1: "
+                        "wait until it ends, or start another run with another run_id (in a script: run_dir)."
+                    )
+                time.sleep(0.1)
+            yield
+
+    def admit_others(self) -> None:
+        """Let other nodes into the folder, once the first one has begun."""
+        if self._shared_lock is not None:
+            fcntl.flock(self._shared_lock, fcntl.LOCK_SH)
 
     def next_generation(self) -> int:
         """The number of the next worker group: one more than the highest that has logs."""
@@ -114,7 +148,9 @@ class RunFolder:
             return None  # Damaged, so nothing is known; the checkpoints decide.
 
     def set_aside(self) -> None:
-        """Move what an earlier run left here, and nothing else, into ``superseded_<n>``."""
+        """Move what an earlier run left here, and nothing else, into ``superseded_<n>``; not what others work on."""
+        if not self.first:
+            return
         names = ("checkpoints", "logs", "tensorboard")
         own = [self._config, self._result, self.events, *(self.path / name for name in names)]
         if entries := [entry for entry in own if entry.exists()]:
@@ -133,8 +169,9 @@ class RunFolder:
         Returns:
             The lines in which the configuration differs from that of the start before, as ``diff`` marks them.
         """
-        self._result.unlink(missing_ok=True)
-        if config is None:
+        if self.first:
+            self._result.unlink(missing_ok=True)
+        if config is None or not self.first:
             return []
         before = self._config.read_text(errors="replace").splitlines() if self._config.exists() else config.splitlines()
         self._write(self._config.name, config)
@@ -187,9 +224,9 @@ def _next_number(folder: Path, name: str) -> int:
     return max((int(match[1]) for match in matches if match), default=-1) + 1
 
 
-def _try_lock(handle: int) -> bool:
+def _try_lock(handle: int, kind: int = fcntl.LOCK_EX) -> bool:
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError as error:

@@ -35,7 +35,7 @@ from elastic_harness.config import (
     RestartConfig,
     RunConfig,
 )
-from elastic_harness.config.rules import broken_rules
+from elastic_harness.config.rules import broken_rules, unnamed_run
 from elastic_harness.environment import ElasticEnvironment
 from elastic_harness.errors import ConfigError
 from elastic_harness.exact import accumulators, evaluation
@@ -65,6 +65,7 @@ class ElasticStrategy(DDPStrategy):
         resume: ``auto`` (go on with the run in ``run_dir``), ``force`` (also if what defines its result has changed),
             ``never`` (set it aside and start over), or the path of a checkpoint to start from when ``run_dir`` holds
             no run.
+        run_id: name by which the nodes of a run find each other; needed with ``elastic.max_nodes`` above 1.
         ddp_options: passed on to ``pytorch_lightning.strategies.DDPStrategy``, such as ``find_unused_parameters``.
 
     Attributes:
@@ -85,6 +86,7 @@ class ElasticStrategy(DDPStrategy):
         preemption: PreemptionConfig | None = None,
         run_dir: str | None = None,
         resume: str = "auto",
+        run_id: str | None = None,
         **ddp_options: Any,
     ) -> None:
         super().__init__(cluster_environment=ElasticEnvironment(), **ddp_options)
@@ -96,6 +98,7 @@ class ElasticStrategy(DDPStrategy):
         self.preemption = preemption or PreemptionConfig()
         self.run_dir = run_dir
         self.resume = resume
+        self.run_id = run_id
         self.config_yaml: str | None = None
         self._check()
         self._resumed_loops: dict[str, Any] | None = None
@@ -118,7 +121,10 @@ class ElasticStrategy(DDPStrategy):
             checkpoint=self.checkpoint,
             preemption=self.preemption,
         )
-        if problems := list(broken_rules(run, set())):
+        problems = list(broken_rules(run, set()))
+        if self.elastic.max_nodes > 1 and not self.run_id:
+            problems.append(unnamed_run(self.elastic.max_nodes))
+        if problems:
             raise ConfigError(problems)
 
     def _configure_launcher(self) -> None:

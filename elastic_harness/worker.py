@@ -149,10 +149,10 @@ def _run(
         if assignment.generation > 0:
             _purge_from(trainer, max(step, 0))
         _set_boundaries(trainer, assignment, progress, send, rescuer)
-    callbacks.insert(0, Reporter(progress, path, send if assignment.rank == 0 else _drop))
+    callbacks.insert(0, Reporter(progress, path, send if assignment.local_rank == 0 else _drop))
     results = function(*bound.args, **bound.kwargs)
     collected = output.collect(trainer, results)
-    return collected.to_bytes() if assignment.rank == 0 else None
+    return collected.to_bytes() if assignment.local_rank == 0 else None
 
 
 def _set_boundaries(
@@ -229,7 +229,7 @@ def _purge_from(trainer: pl.Trainer, step: int) -> None:
 
 
 def _drop(message: Message) -> None:
-    """Ranks other than 0 have nothing to say about the run."""
+    """One worker of each node tells its agent of the run."""
 
 
 def _leave(

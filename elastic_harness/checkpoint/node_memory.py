@@ -33,13 +33,14 @@ class NodeMemory:
     It outlives the agent, too: a later start of the run finds it by what ``.node_memory`` in the run folder says.
 
     Args:
-        run_folder: the run's folder; it takes the states where ``/dev/shm`` is missing or small.
+        run_folder: the run's folder.
         weights: bytes of the module's parameters.
+        instead: takes the states where ``/dev/shm`` is missing or small; None is ``.states`` in the run folder.
     """
 
-    def __init__(self, run_folder: Path, weights: int) -> None:
+    def __init__(self, run_folder: Path, weights: int, instead: Path | None = None) -> None:
         _sweep()
-        shared, on_disk = _SHARED_MEMORY / f"{_OWN}{_token(run_folder)}", run_folder / ".states" / os.uname().nodename
+        shared, on_disk = _SHARED_MEMORY / f"{_OWN}{_token(run_folder)}", instead or run_folder / ".states"
         has_room = _made(shared) and _room_in(shared) >= _STATES * weights
         if not has_room:
             on_disk.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -137,7 +138,7 @@ def _token(run_folder: Path) -> str:
     if not path.exists():
         made.write_text(secrets.token_hex(8))
         with contextlib.suppress(FileExistsError):
-            path.hardlink_to(made)
+            path.hardlink_to(made)  # another node may be faster, and what it wrote must be whole
         made.unlink()
     return path.read_text()
 

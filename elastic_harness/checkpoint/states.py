@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,6 +39,7 @@ class RunStates:
         fingerprint: what defines the run's result.
         resume_from: checkpoint to start from when the run has no state of its own.
         stop: says how long a write may be waited for.
+        may_write: whether this node may write for the run.
     """
 
     def __init__(
@@ -49,10 +50,11 @@ class RunStates:
         fingerprint: Mapping[str, Any],
         resume_from: str | None,
         stop: StopSignals,
+        may_write: Callable[[], bool] = lambda: True,
     ) -> None:
         self.memory = memory
         self._checkpoints = checkpoints
-        self._writer = BackgroundWriter(checkpoints, keep_last, fingerprint)
+        self._writer = BackgroundWriter(checkpoints, keep_last, fingerprint, may_write)
         self._resume_from = resume_from
         self._stop = stop
 

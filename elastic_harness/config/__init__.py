@@ -27,7 +27,7 @@ class ElasticConfig:
 
     Args:
         min_nodes: smallest number of nodes to train with.
-        max_nodes: largest number of nodes to train with; only 1 so far.
+        max_nodes: largest number of nodes to train with; more than 1 needs ``run_id``.
         nproc_per_node: workers a node: a number, ``gpu`` (one a GPU), ``cpu`` (one a core), or ``auto``
             (one a GPU, or one worker where there is none).
         logical_world_size: data-parallel ranks that define the run, each with the loader's own batch size, hosted by

@@ -130,8 +130,14 @@ def _node_rules(run: RunConfig, bad: set[str]) -> Iterator[str]:
             f"elastic.min_nodes={low} must be between 1 and elastic.max_nodes={high}: "
             "raise elastic.max_nodes or lower elastic.min_nodes."
         )
-    if high > 1:
-        yield f"elastic.max_nodes={high} must be 1, since this version runs on one node: use elastic.max_nodes=1."
+
+
+def unnamed_run(max_nodes: int) -> str:
+    """What is said of a run of several nodes that does not say which run it is."""
+    return (
+        f"run_id must be given with elastic.max_nodes={max_nodes}, or each node would train a run of its own: "
+        "add run_id=NAME, the same on all nodes."
+    )
 
 
 def _nproc_rule(run: RunConfig, bad: set[str]) -> Iterator[str]:

@@ -33,6 +33,7 @@ from yaml import YAMLError
 from elastic_harness import recipes, stop_signals, zygote
 from elastic_harness.config import RunConfig, parse
 from elastic_harness.config.base_60 import base_60_numbers
+from elastic_harness.config.rules import unnamed_run
 from elastic_harness.entry import hydra_messages
 from elastic_harness.entry.new_folders import remove_new_empty_folders
 from elastic_harness.errors import ConfigError, HarnessError, Stopped
@@ -84,6 +85,9 @@ def parse_job(cfg: DictConfig) -> RunConfig:
     problems = base_60_numbers(hydra_cfg)
     if not os.access(run_dir, os.W_OK):
         problems.append(f"hydra.run.dir={run_dir} must be writable: choose another with hydra.run.dir=PATH.")
+    nodes, identity = OmegaConf.select(cfg, "elastic.max_nodes"), _identity(cfg)
+    if isinstance(nodes, int) and nodes > 1 and not identity:
+        problems.append(unnamed_run(nodes))
     try:
         run = parse(cfg, run_dir, hydra_cfg.runtime.choices.get("experiment"))
     except ConfigError as error:
@@ -92,7 +96,18 @@ def parse_job(cfg: DictConfig) -> RunConfig:
         raise ConfigError([*problems, *others]) from None
     if problems:
         raise ConfigError(problems)
+    if run.elastic.max_nodes > 1 and identity == "folder":
+        run.run_id = run_dir.strip(os.sep).replace(os.sep, ".")
     return run
+
+
+def _identity(cfg: DictConfig) -> str | None:
+    """What tells this run from others on all nodes alike: ``run_id`` or the ``folder``; None if nothing does."""
+    node = OmegaConf.to_container(cfg, resolve=False)
+    if isinstance(node, dict) and node.get("run_id") != "${new_run_id:}":
+        return "run_id"
+    chosen = HydraConfig.get().overrides.hydra
+    return "folder" if any(each.startswith(("hydra.run.dir=", "hydra.sweep.dir=")) for each in chosen) else None
 
 
 @dataclass(frozen=True)

@@ -82,12 +82,25 @@ def introduce(run: RunConfig, model: pl.LightningModule, data: pl.LightningDataM
         "experiment": run.experiment or "none",
         "data": getattr(data, "description", run.data["_target_"]),
         "model": f"{getattr(model, 'description', run.model['_target_'])}, {weights:,} weights",
-        "world": f"1 node with {workers} worker{'s' * (workers > 1)} on {trainer.strategy.root_device.type}",
+        "world": f"{_nodes(run)} with {workers} worker{'s' * (workers > 1)} on {trainer.strategy.root_device.type}",
         "run folder": shown_path(Path(run.run_dir)),
     }
     if HydraConfig.get().mode == RunMode.RUN:
         facts["resume with"] = _resume_command(run)
     Display().header(facts)
+
+
+def _nodes(run: RunConfig) -> str:
+    low, high = run.elastic.min_nodes, run.elastic.max_nodes
+    if high == 1:
+        return "1 node"
+    return f"{high} nodes, each" if low == high else f"{low} to {high} nodes, this one"
+
+
+def _job_number() -> str:
+    """Each job of a sweep is a run of its own."""
+    sweep = HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
+    return f".{HydraConfig.get().job.num}" if sweep else ""
 
 
 def _resume_command(run: RunConfig) -> str:
@@ -148,6 +161,7 @@ def _trainer(run: RunConfig, callbacks: list[Callback], logger: Logger | bool) -
         preemption=run.preemption,
         run_dir=run.run_dir,
         resume=run.resume,
+        run_id=run.run_id + _job_number(),
     )
     strategy.config_yaml = to_yaml(run)
     with _input_errors("trainer", "pytorch_lightning.Trainer"), _quiet():

@@ -21,7 +21,7 @@ from typing import Any
 
 from elastic_harness.config import ElasticConfig, RendezvousConfig
 from elastic_harness.rendezvous.backends import connect
-from elastic_harness.rendezvous.endpoints import address_of_this_node, spelt
+from elastic_harness.rendezvous.endpoints import address_of_this_node, interface_of, spelt
 from elastic_harness.rendezvous.handler import ElasticRendezvous
 from elastic_harness.rendezvous.state import FULL_PACE_NODES, Node, Rules
 from elastic_harness.rendezvous.view import Change, Kind, Round
@@ -33,7 +33,7 @@ def create(
     elastic: ElasticConfig | None = None,
     *,
     workers: int = 1,
-    newest_generation: int = 0,
+    newest_generation: int = -1,
     settled: Mapping[str, Any] | None = None,
     on_wait: Callable[[], None] = lambda: None,
 ) -> ElasticRendezvous:
@@ -44,7 +44,7 @@ def create(
         run_id: name of the run; two runs share nothing.
         elastic: how many nodes take part; None: this one.
         workers: workers of this node.
-        newest_generation: the newest generation that this node's run folder knows of.
+        newest_generation: the newest generation that this node's run folder knows of; -1: none.
         settled: what this node settles for all if it is the first of a launch; plain JSON.
         on_wait: called at least every second while something is waited for; may raise to give up.
 
@@ -68,6 +68,7 @@ def create(
             interval=rendezvous.keep_alive_interval * max(1.0, elastic.max_nodes / FULL_PACE_NODES),
             attempts=rendezvous.keep_alive_attempts,
             fixed=rendezvous.backend == "static",
+            private=not rendezvous.endpoint,
         ),
         settled=settled or {},
         join_timeout=rendezvous.join_timeout,
@@ -76,4 +77,4 @@ def create(
     )
 
 
-__all__ = ["Change", "ElasticRendezvous", "Kind", "Round", "create"]
+__all__ = ["Change", "ElasticRendezvous", "Kind", "Round", "address_of_this_node", "create", "interface_of"]

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import socket
 from dataclasses import dataclass
+from ipaddress import ip_address
+
+import psutil
 
 from elastic_harness.config import RendezvousConfig
 from elastic_harness.errors import ClusterError, ConfigError
@@ -59,6 +62,14 @@ def address_of_this_node(config: RendezvousConfig) -> str:
         except OSError as error:
             raise unreachable(config, error) from error
     return "127.0.0.1"
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface that has an address of this machine; gloo would look up the machine's name to find one."""
+    if ip_address(address).is_loopback:
+        return "lo"
+    found = psutil.net_if_addrs().items()
+    return next((name for name, has in found if any(each.address == address for each in has)), None)
 
 
 def unreachable(config: RendezvousConfig, error: BaseException) -> ClusterError:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, TypeVar
 
 from torch.distributed import DistError, TCPStore
 from torch.distributed.elastic.rendezvous import (
@@ -33,6 +33,8 @@ from elastic_harness.rendezvous.state import FINISHED, Node, Rules
 from elastic_harness.rendezvous.view import Change, Round
 
 log = logging.getLogger(__name__)
+
+_Value = TypeVar("_Value")
 
 _WAIT_SECONDS = 0.1
 _CONNECT_SECONDS = 10.0
@@ -152,6 +154,11 @@ class ElasticRendezvous(RendezvousHandler):
         return self._contact.reader
 
     @property
+    def address(self) -> str:
+        """Where the workers of other nodes reach this one."""
+        return self._node.address
+
+    @property
     def round(self) -> Round | None:
         """The round this node works in."""
         return self._member.round
@@ -160,6 +167,51 @@ class ElasticRendezvous(RendezvousHandler):
     def failures(self) -> tuple[Mapping[str, Any], ...]:
         """The failures of all nodes in this launch that were charged, oldest first."""
         return self._member.state.failures
+
+    @property
+    def patience(self) -> float:
+        """Seconds without a sign of life after which a node is taken for dead."""
+        return self._rules.patience
+
+    @property
+    def margin(self) -> float:
+        """Seconds from the moment when this node takes itself for expelled to the earliest one when others may."""
+        return self._rules.interval
+
+    def settle(self) -> Mapping[str, Any]:
+        """What all nodes of this launch go by; if this one is the first, that is what it brought along.
+
+        A job that is under way is not held up by that.
+
+        Raises:
+            ClusterError: the backend is lost.
+            RendezvousGracefulExitError: the run has finished without this node.
+        """
+        with self._contact.seen:
+            self._member.settle()
+        self._contact.start()
+        self._contact.ask()
+        return self._wait_for(lambda: self._member.settled, time.monotonic() + self._join_timeout)
+
+    @property
+    def has_finished(self) -> bool:
+        """The workers of all nodes have finished."""
+        return self._member.told == FINISHED
+
+    @property
+    def was_last(self) -> bool:
+        """This node has left, and nobody else was there any more."""
+        return self._rules.private or self._member.was_last is True
+
+    @property
+    def others_go_on(self) -> bool:
+        """This node has left, and was not the last one."""
+        return self._member.was_last is False
+
+    def may_write(self) -> bool:
+        """Whether this node may write for the run: nobody else can have taken its place."""
+        with self._contact.seen:
+            return self._member.may_write(time.monotonic())
 
     def changed(self) -> Change | None:
         """Why the round this node works in is no longer current; None while it is. Never waits."""
@@ -188,7 +240,8 @@ class ElasticRendezvous(RendezvousHandler):
         """This node's workers have finished. When those of all nodes have, ``changed()`` says that the run has."""
         with self._contact.seen:
             self._member.finish()
-        self._contact.ask()
+            alone = len(self._member.state.members) == 1
+        self._contact.wait_briefly(lambda: self._member.told, self._rules.patience if alone else 0.0)
 
     def close(self, reason: str) -> None:
         """End the run as failed, on all nodes.
@@ -208,7 +261,7 @@ class ElasticRendezvous(RendezvousHandler):
 
     # -- waiting -------------------------------------------------------------------------------------------------
 
-    def _wait_for(self, condition: Callable[[], Round | None], deadline: float) -> Round:
+    def _wait_for(self, condition: Callable[[], _Value | None], deadline: float) -> _Value:
         while True:
             with self._contact.seen:
                 value = condition()

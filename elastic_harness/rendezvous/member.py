@@ -1,6 +1,6 @@
 """One node's part in the rendezvous: what it wants, what it sees, and what it writes next. Pure: time is passed in.
 
-    OUT --join--> JOINING --(round complete, store published)--> WORKING --join--> JOINING ...
+    OUT --(settle)--> JOINING --(round complete, store published)--> WORKING --join--> JOINING ...
 
 ``step`` is called with each state that was read and returns the state to write, if any. It decides from that state and
 from what the node wants alone, so a write whose answer was lost, or that came too late, needs no care: the next state
@@ -51,15 +51,20 @@ class Member:
         self._settled = settled
         self._liveness = Liveness(rules.patience, rules.interval)
         self._launch: int | None = None
-        self._left = 0  # the newest generation this node is through with
+        self._left = -1  # the newest generation this node is through with
         self._cause = ""
         self._enough_since: float | None = None
         self._hosted: tuple[int, str, int] | None = None
         self._failure: tuple[Round, Mapping[str, Any]] | None = None
         self._outcome: str | None = None
         self._done = False
+        self.was_last: bool | None = None  # when it left; None: it has not, or it is not known
 
     # -- what the node wants -------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Take over what the launch goes by, or begin one, without being in a round yet."""
+        self.phase = Phase.SETTLING
 
     def join(self, cause: str) -> None:
         """Be in the next round. This node's workers are stopped.
@@ -106,6 +111,23 @@ class Member:
         self._outcome = outcome
 
     # -- what it sees --------------------------------------------------------------------------------------------
+
+    @property
+    def settled(self) -> Mapping[str, Any] | None:
+        """What the first node of the launch that is under way has settled; None if there is none."""
+        return self.state.settled if self.state.nodes and self.state.outcome is None else None
+
+    def may_write(self, now: float) -> bool:
+        """Whether no other nodes can have gone on with the run in this one's place.
+
+        Args:
+            now: this node's monotonic clock, in seconds.
+        """
+        if self._rules.private:
+            return True
+        if self.phase is Phase.OUT:
+            return self.was_last is True
+        return self._id in self.state.nodes and self.wrote is not None and now - self.wrote < self._rules.fence
 
     @property
     def joined(self) -> Round | None:
@@ -211,12 +233,16 @@ class Member:
         self.wrote = began
         if self._id in state.nodes:
             self._launch = state.launch
+        if self.phase is Phase.OUT:
+            self.was_last = state.nodes.keys() <= self._dead
 
     def _next(self, state: State, now: float) -> State:
         if self.phase is Phase.OUT:
             return without_node(state, self._id) if self._id in state.nodes else state
         if self.told is not None:
             return state
+        if self.phase is Phase.SETTLING:
+            return self._settle(state)
         if self._id not in state.nodes:
             return state if self.phase is Phase.WORKING else self._enter(state)
         if self._outcome is not None:
@@ -226,6 +252,13 @@ class Member:
         if self.phase is Phase.WORKING:
             return self._work_on(state)
         return self._get_in(state, now)
+
+    def _settle(self, state: State) -> State:
+        if state.nodes and state.outcome is None:
+            self._settled = state.settled
+            return state
+        me = replace(self._node, ready=False, rank=None)
+        return with_node(new_launch(state, {}, self._settled), self._id, me)
 
     def _enter(self, state: State) -> State:
         """Add this node to those known; after the end of a launch, and at the very first, it begins another one."""

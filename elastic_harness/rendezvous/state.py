@@ -10,6 +10,7 @@ decided in ``member.py``. No clock is kept here: those of two nodes cannot be co
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -31,6 +32,7 @@ class Rules:
         interval: seconds between two signs of life of a node.
         attempts: signs of life that may be missed before a node is taken for dead.
         fixed: the nodes of the first round are the only ones: losing one ends the run.
+        private: nobody else can reach the backend, so nobody can expel this node.
     """
 
     min_nodes: int
@@ -39,6 +41,7 @@ class Rules:
     interval: float
     attempts: int
     fixed: bool = False
+    private: bool = False
 
     @property
     def patience(self) -> float:
@@ -48,7 +51,7 @@ class Rules:
     @property
     def fence(self) -> float:
         """Seconds without contact after which a node takes itself for expelled: earlier than the others do."""
-        return self.interval * (self.attempts - 1)
+        return math.inf if self.private else self.interval * (self.attempts - 1)
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class Node:
         name: name of its machine.
         address: where the workers of other nodes reach it.
         workers: number of its workers.
-        newest: the newest generation that its run folder knows of.
+        newest: the newest generation that its run folder knows of; -1: none.
         beat: grows with each of its writes; its sign of life.
         ready: it waits to be in the next round.
         rank: in the newest round that closed; None: it was not in it.
@@ -70,7 +73,7 @@ class Node:
     name: str
     address: str
     workers: int = 1
-    newest: int = 0
+    newest: int = -1
     beat: int = 0
     ready: bool = True
     rank: int | None = None
@@ -84,7 +87,7 @@ class State:
 
     Args:
         launch: how many times the run was started with none of its nodes alive.
-        generation: number of the newest round that closed; it only grows, over launches too.
+        generation: number of the newest round that closed, from 0; it only grows, over launches too.
         complete: that round is the current one; otherwise the next one is open.
         size: nodes in that round; 0 before the first one of the launch.
         store: host and port of its store, once its rank 0 has published it.
@@ -97,7 +100,7 @@ class State:
     """
 
     launch: int = 1
-    generation: int = 0
+    generation: int = -1
     complete: bool = False
     size: int = 0
     store: tuple[str, int] | None = None

@@ -14,6 +14,7 @@ class Phase(Enum):
     """Where a node stands."""
 
     OUT = "out"
+    SETTLING = "settling"
     JOINING = "joining"
     WORKING = "working"
 

@@ -93,7 +93,7 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
     server.stop()
 
 
-def in_one_round(*agents: Agent, after: int = 0) -> bool:
+def in_one_round(*agents: Agent, after: int = -1) -> bool:
     """Whether they are all, and alone, in a round newer than the given generation."""
     rounds = [agent.round for agent in agents]
     alike = {(each.get("generation"), each.get("nodes")) for each in rounds}
@@ -115,28 +115,28 @@ def test_nodes_when_they_come_die_leave_and_freeze_then_the_others_go_on(
     stores = {str(first.round["store"])}
 
     first.process.kill()  # rank 0, which hosts the store of the round
-    second.wait_until(lambda: in_one_round(second, third, after=1))
+    second.wait_until(lambda: in_one_round(second, third, after=0))
     assert (second.round["rank"], third.round["rank"]) == (0, 1)
     stores.add(str(second.round["store"]))
 
     newcomer = start_agent(group, run_id=backend)
-    second.wait_until(lambda: in_one_round(second, third, newcomer, after=2))
+    second.wait_until(lambda: in_one_round(second, third, newcomer, after=1))
     assert [agent.round["rank"] for agent in (second, third, newcomer)] == [0, 1, 2]
     stores.add(str(second.round["store"]))
 
     third.tell("leave")
     third.finish()
-    second.wait_until(lambda: in_one_round(second, newcomer, after=3))
+    second.wait_until(lambda: in_one_round(second, newcomer, after=2))
 
     newcomer.send_signal(signal.SIGSTOP)
-    second.wait_until(lambda: in_one_round(second, after=4))
+    second.wait_until(lambda: in_one_round(second, after=3))
     newcomer.send_signal(signal.SIGCONT)
-    newcomer.wait_until(lambda: in_one_round(second, newcomer, after=5))
+    newcomer.wait_until(lambda: in_one_round(second, newcomer, after=4))
     assert "fenced" in [facts.get("change") for facts in newcomer.said]
     assert second.round["rank"] == 0
 
     newcomer.tell("fail")
-    newcomer.wait_until(lambda: in_one_round(second, newcomer, after=6))
+    newcomer.wait_until(lambda: in_one_round(second, newcomer, after=5))
     assert (second.round["failures"], newcomer.round["failures"]) == (1, 1)
     assert len(stores) == 3
     second.tell("finish")

@@ -39,6 +39,22 @@ class StepTrace(pl.Callback):
             trace.write(json.dumps(line) + "\n")
 
 
+class Gates(pl.Callback):
+    """Holds the workers after certain steps until a file named after the step is there.
+
+    Args:
+        folder: of the files.
+        steps: after which to wait.
+    """
+
+    def __init__(self, folder: str, steps: list[int]) -> None:
+        self.folder, self.steps = Path(folder), steps
+
+    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        while trainer.global_step in self.steps and not (self.folder / str(trainer.global_step)).exists():
+            time.sleep(0.01)
+
+
 class GlobalsProbe(pl.Callback):
     """Writes the process-wide settings that a worker took over, and whether its module was imported for it."""
 

@@ -52,7 +52,7 @@ def test_memory_when_the_run_folder_was_made_anew_then_is_another_and_the_old_on
 
 
 def test_memory_when_there_is_little_of_it_then_the_run_folder_takes_the_states(run_folder: Path) -> None:
-    assert NodeMemory(run_folder, 1 << 60).path == run_folder / ".states" / os.uname().nodename
+    assert NodeMemory(run_folder, 1 << 60).path == run_folder / ".states"
 
 
 @pytest.mark.parametrize("kind", ["link", "file"])
@@ -65,7 +65,7 @@ def test_memory_when_its_name_is_taken_then_the_run_folder_takes_the_states(
         memory.path.symlink_to(shared_memory.parent)
     else:
         memory.path.touch()
-    assert NodeMemory(run_folder, 0).path == run_folder / ".states" / os.uname().nodename
+    assert NodeMemory(run_folder, 0).path == run_folder / ".states"
     assert os.path.lexists(memory.path)
 
 

@@ -103,7 +103,7 @@ def test_handler_when_both_charge_a_failure_then_one_is_counted(start: Start) ->
     one, two = start(min_nodes=2), start(min_nodes=2)
     join(one, two)
     first = one.charge_restart({"name": "ValueError"})
-    assert [dict(failure) for failure in first] == [{"generation": 1, "name": "ValueError"}]
+    assert [dict(failure) for failure in first] == [{"generation": 0, "name": "ValueError"}]
     assert two.charge_restart({"name": "DistError"}) == first
     assert join(one, two)[0].world_size == 2
     assert two.failures == first

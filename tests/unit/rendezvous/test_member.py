@@ -100,7 +100,7 @@ def test_running_round_when_a_node_comes_later_then_all_are_told_and_no_last_cal
     two.rejoin("a", "b")
     assert two.work(0.2) == {"a": 0, "b": 1, "c": 2}
     assert two.members["a"].round is not None
-    assert two.members["a"].round.generation == 2
+    assert two.members["a"].round.generation == 1
 
 
 def test_running_round_when_one_member_starts_over_then_the_others_are_told_and_waited_for(two: Cluster) -> None:
@@ -172,12 +172,12 @@ def test_failure_when_two_nodes_see_it_then_it_is_charged_once_p01(two: Cluster)
     two.members["b"].fail({"node": "b"})
     two.pass_time(0.2)
     assert two.state is not None
-    assert [dict(failure) for failure in two.state.failures] == [{"generation": 1, "node": "a"}]
+    assert [dict(failure) for failure in two.state.failures] == [{"generation": 0, "node": "a"}]
     two.rejoin("a", "b")
     two.work()
     two.members["b"].fail({"node": "b"})
     two.pass_time(0.2)
-    assert [failure["generation"] for failure in two.state.failures] == [1, 2]
+    assert [failure["generation"] for failure in two.state.failures] == [0, 1]
 
 
 def test_run_when_all_members_are_done_then_it_has_finished(two: Cluster) -> None:
@@ -224,7 +224,7 @@ def test_launch_when_the_run_has_finished_then_its_machines_start_it_anew_and_ot
     assert two.work(4)["e"] == 0
     assert again.told is None
     assert two.state is not None
-    assert (two.state.launch, two.state.generation, two.state.failures) == (2, 2, ())
+    assert (two.state.launch, two.state.generation, two.state.failures) == (2, 1, ())
 
 
 def test_launch_when_something_else_is_to_be_done_then_any_machine_starts_it(two: Cluster) -> None:
@@ -245,7 +245,7 @@ def test_launch_when_every_node_has_died_then_the_same_command_starts_anew_r02(t
     ranks = two.work(8)
     assert {name: ranks[name] for name in "cd"} == {"c": 0, "d": 1}
     assert two.state is not None
-    assert (two.state.launch, two.state.generation, two.state.failures) == (2, 2, ())
+    assert (two.state.launch, two.state.generation, two.state.failures) == (2, 1, ())
 
 
 def test_launch_when_a_node_knows_of_later_generations_then_counting_goes_on_there() -> None:

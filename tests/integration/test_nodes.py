@@ -1,0 +1,250 @@
+"""Several nodes train one run: agents in processes of their own, each with its own machine name and shared memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.etcd import Etcd, free_ports
+from tests.integration.conftest import PROJECT, Run, traced
+
+StartNode = Callable[..., Run]
+
+# A machine name and shared memory of its own make a process a node.
+_AS_NODE = 'mount -t tmpfs tmpfs /dev/shm && hostname "$0" && exec "$@"'
+
+
+@pytest.fixture
+def start_node(tmp_path: Path) -> Iterator[StartNode]:
+    """Starts ``train.py`` with the digits recipe on a node of its own, with one worker; cleans up."""
+    nodes: list[Run] = []
+
+    def start(name: str, folder: str, *overrides: str) -> Run:
+        command = [
+            *("unshare", "--uts", "--mount", "sh", "-c", _AS_NODE, name),
+            *(sys.executable, str(PROJECT / "train.py"), "+experiment=digits_mlp", "run_id=run"),
+            f"hydra.run.dir={tmp_path / folder}",
+            "elastic.nproc_per_node=1",
+            "elastic.num_threads=1",
+            "checkpoint.every_n_steps=20",
+            "trainer.max_epochs=5",
+            "data.batch_size=64",
+            *overrides,
+        ]
+        nodes.append(Run(tmp_path / folder, command, PROJECT, {}))
+        return nodes[-1]
+
+    yield start
+    for node in nodes:
+        node.clean_up()
+
+
+def c10d(min_nodes: int, max_nodes: int) -> tuple[str, ...]:
+    endpoint = f"127.0.0.1:{free_ports(1)[0]}"
+    return (f"rendezvous.endpoint={endpoint}", f"elastic.min_nodes={min_nodes}", f"elastic.max_nodes={max_nodes}")
+
+
+def undisturbed(start_node: StartNode, *overrides: str, workers: int = 2) -> dict[str, Any]:
+    """The result of the same run on one node."""
+    run = start_node("alone", "undisturbed", f"elastic.nproc_per_node={workers}", *overrides)
+    run.finish()
+    return run.result
+
+
+def test_nodes_when_they_start_together_then_train_one_run_and_only_rank_0_writes_it(start_node: StartNode) -> None:
+    group = c10d(2, 2)
+    one, two = start_node("one", "own_1", *group), start_node("two", "own_2", *group)
+    one.finish()
+    two.finish()
+    (leader,) = (node for node in (one, two) if (node.folder / "result.json").exists())
+    (other,) = {one, two} - {leader}
+    expected = undisturbed(start_node)
+    assert leader.result["world_sizes"] == [2]
+    assert (leader.result["restarts"], leader.result["steps_lost"]) == (0, 0)
+    assert leader.result["weights_sha256"] == expected["weights_sha256"]
+    assert leader.result["metrics"] == expected["metrics"]
+    assert not list((other.folder / "checkpoints").glob("*.ckpt"))
+    assert not list(other.folder.glob("tensorboard/events*"))
+    assert [event["status"] for event in other.events("node_left")] == ["finished"]
+
+
+def test_nodes_when_one_has_a_checkpoint_and_one_has_none_then_both_resume_from_it_c09(
+    start_node: StartNode, tmp_path: Path
+) -> None:
+    before = start_node("one", "own_1", "elastic.nproc_per_node=2", "trainer.max_epochs=2")
+    before.finish()
+    trace = tmp_path / "trace"
+    group = (*c10d(2, 2), f"+callbacks.trace={{_target_: probes.StepTrace, path: {trace}}}")
+    one, two = start_node("one", "own_1", *group), start_node("two", "own_2", *group)
+    one.finish()
+    two.finish()
+    first = {}
+    for line in map(json.loads, trace.read_text().splitlines()):
+        first.setdefault(line["rank"], line["step"])
+    assert first == {0: 25, 1: 25}
+    resumed = [event for node in (one, two) for event in node.events("resumed")]
+    assert [(event["step"], event["steps_lost"]) for event in resumed] == [(24, 0)]
+    (leader,) = (node for node in (one, two) if [event["step"] for event in node.events("run_finished")][-1:] == [60])
+    assert leader.result["weights_sha256"] == undisturbed(start_node)["weights_sha256"]
+
+
+def test_nodes_when_they_share_a_run_folder_then_one_agent_a_node_may_use_it(start_node: StartNode) -> None:
+    group = c10d(2, 2)
+    one = start_node("one", "shared", *group)
+    one.wait_until(lambda: one.events("run_started"))
+    again = start_node("one", "shared", *group)
+    again.finish(code=2)
+    assert f"is in use by process {one.process.pid} or a worker" in again.stderr
+    two = start_node("two", "shared", *group)
+    one.finish()
+    two.finish()
+    assert {event["node"] for event in one.events("generation_started")} == {"one", "two"}
+    assert (one.result["generations"], one.result["world_sizes"], one.result["step"]) == (1, [2], 60)
+    assert len(one.events("run_finished")) == 1
+
+
+class Course:
+    """Lets the nodes train up to one gate after the other.
+
+    Args:
+        folder: for the trace and the gates.
+        gates: steps after which the workers wait.
+    """
+
+    def __init__(self, folder: Path, *gates: int) -> None:
+        self._folder, self._trace = folder, folder / "trace"
+        self.overrides = (
+            f"+callbacks.trace={{_target_: probes.StepTrace, path: {self._trace}}}",
+            f"+callbacks.gates={{_target_: probes.Gates, folder: {folder}, steps: [{','.join(map(str, gates))}]}}",
+        )
+
+    def wait_at(self, step: int, node: Run) -> None:
+        node.wait_until(lambda: self._trace.exists() and traced(self._trace) == step)
+
+    def open(self, step: int) -> None:
+        (self._folder / str(step)).touch()
+
+    def trained(self, rank: int = 0) -> list[int]:
+        """The steps that were finished on a rank, in the order of time."""
+        lines = map(json.loads, self._trace.read_text().splitlines())
+        return [line["step"] for line in lines if line["rank"] == rank]
+
+
+def wait_for_world(node: Run, size: int, *, after: int) -> int:
+    """Wait until workers of a generation after the given one train in a world of that size; its number."""
+
+    def started() -> int:
+        found = [event["generation"] for event in node.events("resumed") if event["world_size"] == size]
+        return max((number for number in found if number > after), default=0)
+
+    number: int = node.wait_until(started)
+    return number
+
+
+def kill(node: Run) -> None:
+    """A node that is gone at once: its agent, and its workers with it."""
+    pids = [worker["pid"] for event in node.events("generation_started") for worker in event["workers"]]
+    own = [pid for pid in pids if psutil.pid_exists(pid) and _agent_of(pid) == node.process.pid]
+    for pid in (node.process.pid, *own):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _agent_of(worker: int) -> int | None:
+    zygote = psutil.Process(worker).parent()
+    return zygote.ppid() if zygote is not None else None
+
+
+@pytest.fixture
+def etcd(tmp_path: Path) -> Iterator[Etcd]:
+    server = Etcd(tmp_path)
+    server.wait()
+    yield server
+    server.stop()
+
+
+def test_nodes_when_they_join_freeze_die_and_leave_then_no_step_is_lost_and_the_weights_are_the_same(
+    start_node: StartNode, tmp_path: Path, etcd: Etcd
+) -> None:
+    course = Course(tmp_path, 5, 17, 24, 32, 45)
+    group = ("rendezvous=etcd", f"rendezvous.endpoint={etcd.endpoint}", "elastic.max_nodes=2", *course.overrides)
+    group = (*group, "restart.max_restarts=0", "rendezvous.last_call_timeout=0")
+    one = start_node("one", "run", *group)
+    course.wait_at(5, one)
+
+    two = start_node("two", "run", *group)
+    joined = wait_for_world(one, 2, after=0)
+    course.open(5)
+    course.wait_at(17, one)
+
+    two.process.send_signal(signal.SIGSTOP)  # only its agent; it is expelled
+    alone = wait_for_world(one, 1, after=joined)
+    two.process.send_signal(signal.SIGCONT)
+    joined = wait_for_world(one, 2, after=alone)
+    course.open(17)
+    course.wait_at(24, one)
+
+    kill(two)
+    alone = wait_for_world(one, 1, after=joined)
+    course.open(24)
+    course.wait_at(32, one)
+
+    three = start_node("three", "run", *group)
+    joined = wait_for_world(one, 2, after=alone)
+    course.open(32)
+    course.wait_at(45, one)
+
+    one.process.send_signal(signal.SIGTERM)  # rank 0
+    one.finish(code=143)
+    wait_for_world(three, 1, after=joined)
+    course.open(45)
+    three.finish()
+
+    assert course.trained() == list(range(1, 61))
+    assert (three.result["restarts"], three.result["steps_lost"]) == (0, 0)
+    assert "fenced" in {event["kind"] for event in three.events("round_over") if event["node"] == "two"}
+    assert three.result["weights_sha256"] == undisturbed(start_node)["weights_sha256"]
+
+
+def test_nodes_when_the_host_of_the_store_dies_then_the_others_end_with_144_and_a_sentence_r07(
+    start_node: StartNode, tmp_path: Path
+) -> None:
+    course = Course(tmp_path, 5, 12)
+    group = (*c10d(1, 2), *course.overrides)
+    host = start_node("one", "own_1", *group)
+    course.wait_at(5, host)
+    two = start_node("two", "own_2", *group)
+    joined = wait_for_world(host, 2, after=0)
+    course.open(5)
+    course.wait_at(12, host)
+    two.process.send_signal(signal.SIGTERM)
+    two.finish(code=143)
+    alone = wait_for_world(host, 1, after=joined)
+    three = start_node("three", "own_3", *group)
+    wait_for_world(host, 2, after=alone)
+    kill(host)
+    three.finish(code=144)
+    assert "is lost: the node that hosts the store of rendezvous=c10d is gone or cut off" in three.stderr
+    assert "stays in this machine's memory" in three.stdout
+
+
+def test_nodes_when_workers_fail_on_both_then_the_budget_is_the_jobs_p01(start_node: StartNode, tmp_path: Path) -> None:
+    course = Course(tmp_path, 5, 12)
+    group = (*c10d(2, 2), *course.overrides, "restart.max_restarts=1")
+    nodes = start_node("one", "own_1", *group), start_node("two", "own_2", *group)
+    for restarts, (step, node) in enumerate(zip((5, 12), nodes, strict=True)):
+        course.wait_at(step, node)
+        node.wait_until(lambda: len(node.events("generation_started")) > restarts)  # noqa: B023
+        os.kill(node.workers()[0], signal.SIGKILL)
+        course.open(step)
+    for node in nodes:
+        node.finish(code=1)
+        assert "restart budget spent (1 of 1)" in node.stderr
+    assert course.trained() == list(range(1, 13))
