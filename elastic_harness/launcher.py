@@ -305,6 +305,10 @@ class ElasticLauncher(_Launcher):
             self._display.line("the configuration has changed since the last start:")
             for change in changes:
                 self._display.line(f"  {change}")
+        if self._strategy.resume == "force":
+            self._display.line(
+                "resume=force: optimizer and schedulers go on as in the checkpoint, learning rate included"
+            )
         if self._strategy.config_yaml is None:
             self._display.line(f"run folder: {folder.path}")
         timeline = Timeline(folder.events, os.uname().nodename)

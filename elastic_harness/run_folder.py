@@ -176,7 +176,8 @@ class RunFolder:
         before = self._config.read_text(errors="replace").splitlines() if self._config.exists() else config.splitlines()
         self._write(self._config.name, config)
         changes = difflib.ndiff(before, config.splitlines())
-        return [line for line in changes if line.startswith(("+ ", "- "))]
+        # Without run_id on the command line each start makes one; the folder is the run.
+        return [line for line in changes if line.startswith(("+ ", "- ")) and not line[2:].startswith("run_id:")]
 
     def write_result(self, result: Result) -> None:
         """Write ``result.json``, whole or not at all."""

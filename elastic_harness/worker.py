@@ -92,7 +92,12 @@ def _detach(assignment: Assignment) -> None:
     for number in STOP_SIGNALS:
         # The rescue thread tells the agent, which stops the run.
         signal.signal(number, lambda *_: None)
-    os.register_at_fork(after_in_child=_as_any_process)
+    # No signal comes to a child before it is one of its own: it would be taken for this process's.
+    os.register_at_fork(
+        before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS),
+        after_in_parent=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS),
+        after_in_child=_as_any_process,
+    )
     # Ctrl-C is the agent's to answer.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     log = os.open(assignment.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -113,6 +118,7 @@ def _as_any_process() -> None:
     signal.set_wakeup_fd(-1)
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
 def _end_with_agent() -> None:

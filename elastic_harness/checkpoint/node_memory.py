@@ -113,8 +113,9 @@ def write_state(state: dict[str, Any], path: Path) -> None:
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.partial")
     with _WRITING, temporary.open("wb") as file:
         # What is in memory need not be guarded against a failing disk; the sums would take longer than the copy.
+        in_memory = path.is_relative_to(_SHARED_MEMORY)
         checked = torch.serialization.get_crc32_options()
-        torch.serialization.set_crc32_options(False)
+        torch.serialization.set_crc32_options(not in_memory)
         try:
             torch.save(state, file)
         except BaseException:
@@ -122,7 +123,7 @@ def write_state(state: dict[str, Any], path: Path) -> None:
             raise
         finally:
             torch.serialization.set_crc32_options(checked)
-        if not path.is_relative_to(_SHARED_MEMORY):
+        if not in_memory:
             os.fsync(file.fileno())
     temporary.rename(path)
 
