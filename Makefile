@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install train test check benchmark clean
+.PHONY: install train test test-nodes check benchmark clean
 
 install: .venv/installed
 
@@ -22,6 +22,9 @@ check: install
 
 test: check
 	$(BIN)/pytest
+
+test-nodes: install
+	$(BIN)/pytest -m nodes
 
 benchmark: install
 	for script in benchmarks/*.py; do OMP_NUM_THREADS=1 $(BIN)/python $$script || exit 1; done

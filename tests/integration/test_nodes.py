@@ -16,6 +16,8 @@ import pytest
 from tests.etcd import Etcd, free_ports
 from tests.integration.conftest import PROJECT, Run, traced
 
+pytestmark = pytest.mark.nodes
+
 StartNode = Callable[..., Run]
 
 # A machine name and shared memory of its own make a process a node.

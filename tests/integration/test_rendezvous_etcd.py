@@ -17,6 +17,8 @@ from elastic_harness.rendezvous.etcd import EtcdBackend
 from elastic_harness.rendezvous.etcd_session import EtcdSession, session_of
 from tests.etcd import Etcd, free_ports
 
+pytestmark = pytest.mark.nodes
+
 StartEtcd = Callable[..., Etcd]
 
 

@@ -17,6 +17,8 @@ import pytest
 from tests.etcd import Etcd, free_ports
 from tests.integration.modules import rendezvous_node
 
+pytestmark = pytest.mark.nodes
+
 SECONDS = 60.0
 
 
