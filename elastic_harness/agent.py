@@ -400,10 +400,8 @@ class ElasticAgent(LocalElasticAgent):
         speaks = self._nodes.may_write() and (self._leads or self._nodes.was_last)
         if speaks:
             self._record_written(self._states.keep_newest(self._epoch, self.generation))
-        elif self._nodes.others_go_on or self.output is not None:
+        elif self._nodes.others_go_on or self._nodes.has_finished:
             self._states.memory.drop()
-        else:
-            self._states.memory.release()
         return speaks
 
     def _record_written(self, outcomes: list[Outcome]) -> None:

@@ -10,19 +10,17 @@ import contextlib
 import logging
 import os
 import sys
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytorch_lightning as pl
-from pytorch_lightning.callbacks import Callback, ModelCheckpoint
+from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.strategies.launchers.launcher import _Launcher
 from pytorch_lightning.trainer.states import TrainerFn
 from torch.distributed.elastic.agent.server.api import WorkerSpec
-from torch.distributed.elastic.rendezvous import RendezvousGracefulExitError
 
 from elastic_harness import pickling, preemption, rendezvous, worker, zygote
 from elastic_harness.agent import ElasticAgent
@@ -30,15 +28,14 @@ from elastic_harness.checkpoint import start
 from elastic_harness.checkpoint.callback import ElasticCheckpoint
 from elastic_harness.checkpoint.node_memory import NodeMemory
 from elastic_harness.checkpoint.states import RunStates
-from elastic_harness.config import ElasticConfig, RendezvousConfig
 from elastic_harness.config.rules import RESUME_WORDS
 from elastic_harness.display import Display
 from elastic_harness.errors import ClusterError, ConfigError, HarnessError, Stopped
 from elastic_harness.events import Timeline
-from elastic_harness.exact.refused import refuse_inexact_training
-from elastic_harness.exact.settled import recorded_as, settle
+from elastic_harness.exact.settled import recorded_as
 from elastic_harness.messages import EXIT_MISSING_MAIN_GUARD
-from elastic_harness.output import Output
+from elastic_harness.nodes import nodes_of_run
+from elastic_harness.output import Output, take_over
 from elastic_harness.process_state import ProcessState
 from elastic_harness.rendezvous import ElasticRendezvous
 from elastic_harness.restart import RestartPolicy
@@ -48,9 +45,6 @@ from elastic_harness.stop_signals import StopSignals
 
 if TYPE_CHECKING:
     from elastic_harness.strategy import ElasticStrategy
-
-# What the first node of a launch settles for all.
-_SETTLED = ("logical_world_size", "num_threads")
 
 _KEPT_IN_MEMORY = "the newest state stays in this machine's memory until the run is started again"
 
@@ -128,7 +122,7 @@ class ElasticLauncher(_Launcher):
         with (
             _hooks_stay_in_workers(trainer),
             StopSignals(notices.grace_seconds) as stop,
-            self._nodes(trainer, args[0], folder, stop) as nodes,
+            nodes_of_run(self._strategy, trainer, args[0], folder, stop) as nodes,
             folder.in_use(),
         ):
             fingerprint = None
@@ -144,7 +138,7 @@ class ElasticLauncher(_Launcher):
             watchers = preemption.watchers_of(notices)
             with _agent_log(folder), preemption.watching(watchers, notices.poll_interval, stop.give_notice):
                 output = self._supervise(launch)
-            _take_over(output, trainer)
+            take_over(output, trainer)
         return output.results
 
     def kill(self, signum: Any) -> None:
@@ -157,7 +151,8 @@ class ElasticLauncher(_Launcher):
             with self._display.progress():
                 agent.run()
             if agent.output is None:
-                self._display.line("the run has finished, and this node was not needed")
+                ending.status = "finished"
+                self._display.line("the run has finished; this node was not needed")
                 raise SystemExit(0)
             ending.output = Output.from_bytes(agent.output)
             ending.status = "finished"
@@ -236,55 +231,6 @@ class ElasticLauncher(_Launcher):
             states=launch.states,
         )
 
-    @contextlib.contextmanager
-    def _nodes(
-        self, trainer: pl.Trainer, module: pl.LightningModule, folder: RunFolder, stop: StopSignals
-    ) -> Iterator[ElasticRendezvous]:
-        """The nodes that train together, agreed on what defines the run; what is evaluated, each evaluates alone."""
-
-        def give_up() -> None:
-            if stop.first is not None:
-                raise Stopped(stop.first.number, stop.first.notice)
-
-        strategy = self._strategy
-        fitting = trainer.state.fn == TrainerFn.FITTING
-        if fitting:
-            given = self._settle(trainer, module, folder)
-        handler = rendezvous.create(
-            strategy.rendezvous if fitting else RendezvousConfig(),
-            strategy.run_id or folder.path.name,
-            strategy.elastic if fitting else None,
-            workers=strategy.num_processes,
-            newest_generation=folder.next_generation() - 1,
-            settled={name: getattr(strategy.elastic, name) for name in _SETTLED} if fitting else {},
-            on_wait=give_up,
-        )
-        try:
-            if fitting and given.max_nodes > 1:
-                agreed = handler.settle()
-                elastic = settle(given, agreed, strategy.num_processes, 1)
-                strategy.elastic = replace(elastic, num_threads=agreed["num_threads"])
-            yield handler
-        except RendezvousGracefulExitError as error:
-            self._display.line(str(error))
-            raise SystemExit(0) from error
-        finally:
-            handler.shutdown()
-
-    def _settle(self, trainer: pl.Trainer, module: pl.LightningModule, folder: RunFolder) -> ElasticConfig:
-        """Settle what defines the run, as far as this node knows, and refuse what cannot be.
-
-        Returns:
-            The configuration as it was given, or as it was recorded.
-        """
-        strategy = self._strategy
-        if strategy.elastic.consistency != "none":
-            refuse_inexact_training(trainer, module)
-        recorded = {} if strategy.resume == "never" else folder.recorded("elastic")
-        given, cores = strategy.elastic, len(os.sched_getaffinity(0))
-        strategy.elastic = settle(given, recorded, strategy.num_processes, cores)
-        return strategy.elastic if recorded else given
-
     def _prepare(self, trainer: pl.Trainer, module: pl.LightningModule, folder: RunFolder) -> dict[str, Any]:
         """Make the Trainer ready, and see that the run can go on in its folder; gives its fingerprint."""
         strategy = self._strategy
@@ -327,38 +273,6 @@ def _hooks_stay_in_workers(trainer: pl.Trainer) -> Iterator[None]:
     except BaseException:
         trainer.callbacks, trainer.loggers = [], []  # type: ignore[attr-defined]
         raise
-
-
-def _take_over(output: Output, trainer: pl.Trainer) -> None:
-    """Put rank 0's result into the Trainer of this process."""
-    if output.state_dict is not None:
-        _load_weights(trainer, output.state_dict)
-        trainer.fit_loop.load_state_dict(output.loops)
-        trainer.fit_loop.restarting = False
-    trainer.state = output.trainer_state
-    trainer.callback_metrics.update(output.callback_metrics)
-    with warnings.catch_warnings():
-        # Said of every ModelCheckpoint that did not run here.
-        warnings.filterwarnings("ignore", message="The dirpath has changed")
-        for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            if callback.state_key in output.callbacks:
-                callback.load_state_dict(output.callbacks[callback.state_key])
-    if output.best_model_path and isinstance(trainer.checkpoint_callback, ModelCheckpoint):
-        trainer.checkpoint_callback.best_model_path = output.best_model_path
-
-
-def _load_weights(trainer: pl.Trainer, weights: dict[str, Any]) -> None:
-    module = trainer.lightning_module
-    if weights.keys() != module.state_dict().keys():
-        module.configure_model()  # It made layers in the workers.
-    different = module.load_state_dict(weights, strict=False)
-    if different.unexpected_keys or different.missing_keys:
-        warnings.warn(
-            f"{type(module).__name__} has other layers in the workers than here: weights without a layer: "
-            f"{different.unexpected_keys}, layers without weights: {different.missing_keys}. Make layers in __init__ "
-            "or configure_model, or load the checkpoint to use the trained weights.",
-            stacklevel=2,
-        )
 
 
 _trained_here: dict[Path, weakref.ref[pl.LightningModule]] = {}

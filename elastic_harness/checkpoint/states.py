@@ -118,16 +118,18 @@ class RunStates:
             generation: the worker group that it is of.
 
         Raises:
-            CheckpointError: it cannot be written, and stays in the memory.
+            CheckpointError: it cannot be written, and stays in the memory, as it does when others have taken over.
         """
         written = self.finish_writing()
         newest = self._newer_than_checkpoints()
         if newest is not None:
             self.submit(Capture(str(newest), step_of(newest), epoch, ("step",), None, True), generation)
             written += self.finish_writing()
-        if self._newer_than_checkpoints() is not None:
-            raise next(each for each in reversed(written) if isinstance(each, CheckpointError))
-        self.memory.drop()
+        errors = [each for each in written if isinstance(each, CheckpointError)]
+        if self._newer_than_checkpoints() is None:
+            self.memory.drop()
+        elif errors:
+            raise errors[-1]
         return written
 
     def close(self) -> None:

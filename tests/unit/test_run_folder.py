@@ -160,3 +160,26 @@ def test_in_use_when_a_worker_of_a_killed_agent_is_left_then_waits_for_it_p02(
         worker.join()
     with RunFolder(tmp_path).in_use():
         pass
+
+
+def test_in_use_when_nodes_share_the_folder_then_only_the_first_begins_and_one_process_alone_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_folder, "_LOCK_SECONDS", 0.2)
+    one, two, three = (RunFolder(tmp_path, node=name) for name in ("one", "two", "three"))
+    with one.in_use():
+        one.begin("trainer:\n  max_epochs: 3\n")
+        with pytest.raises(ConfigError, match="in use"), two.in_use():
+            pass  # the first one has not begun
+        one.admit_others()
+        with two.in_use(), three.in_use():
+            assert (one.first, two.first, three.first) == (True, False, False)
+            two.begin("trainer:\n  max_epochs: 4\n")
+            two.set_aside()
+            assert one.recorded("trainer") == {"max_epochs": 3}
+        with pytest.raises(ConfigError, match="in use by process"), RunFolder(tmp_path, node="one").in_use():
+            pass
+        with pytest.raises(ConfigError, match="in use"), RunFolder(tmp_path).in_use():
+            pass
+    with RunFolder(tmp_path).in_use(), pytest.raises(ConfigError, match=r"elastic.max_nodes=1"), two.in_use():
+        pass

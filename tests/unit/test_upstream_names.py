@@ -55,6 +55,7 @@ from torchmetrics import Metric, SumMetric
             [
                 "_invoke_run",
                 "_initialize_workers",
+                "_assign_worker_ranks",
                 "_start_workers",
                 "_stop_workers",
                 "_monitor_workers",

@@ -257,6 +257,58 @@ def test_launch_when_a_node_knows_of_later_generations_then_counting_goes_on_the
     assert cluster.state.generation == 8
 
 
+def settling(cluster: Cluster, name: str, **settled: Any) -> Member:
+    cluster.members[name] = Member(name, Node(name, name), cluster.rules, settled)
+    cluster.members[name].settle()
+    return cluster.members[name]
+
+
+def test_settling_when_a_job_is_under_way_then_takes_over_what_that_settled_and_disturbs_nobody() -> None:
+    cluster = Cluster()
+    cluster.start("a", size=4)
+    assert cluster.work(4) == {"a": 0}
+    newcomer = settling(cluster, "b", size=8)
+    cluster.pass_time()
+    assert newcomer.settled == {"size": 4}
+    assert cluster.changes() == {}
+    cluster.rejoin("b")
+    cluster.pass_time()
+    assert cluster.changes() == {"a": Kind.JOIN}
+
+
+def test_settling_when_it_is_the_first_then_others_take_that_over_and_the_round_waits_for_it() -> None:
+    cluster = Cluster(Rules(1, 2, last_call=0.0, interval=0.5, attempts=4))
+    first = settling(cluster, "a", size=4)
+    cluster.pass_time()
+    assert first.settled == {"size": 4}
+    second = settling(cluster, "b", size=8)
+    cluster.pass_time()
+    assert second.settled == {"size": 4}
+    cluster.rejoin("b")
+    assert cluster.work() == {}
+    cluster.rejoin("a")
+    assert cluster.work() == {"a": 0, "b": 1}
+
+
+def test_writing_when_contact_is_lost_then_it_is_refused_before_the_others_go_on(two: Cluster) -> None:
+    a = two.members["a"]
+    assert a.may_write(two.now)
+    two.silent.add("a")
+    two.pass_time(RULES.fence + 0.1)
+    assert not a.may_write(two.now)
+    assert Kind.LOST not in two.changes().values()
+
+
+def test_writing_when_a_node_has_left_then_only_the_last_one_may(two: Cluster) -> None:
+    two.members["a"].leave()
+    two.pass_time()
+    assert not two.members["a"].may_write(two.now)
+    assert two.members["a"].was_last is False
+    two.members["b"].leave()
+    two.pass_time()
+    assert two.members["b"].may_write(two.now)
+
+
 def test_closed_run_when_a_node_joins_then_it_is_told_why(two: Cluster) -> None:
     two.members["a"].close("rank 0 raised ValueError")
     two.pass_time(0.2)
