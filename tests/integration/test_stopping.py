@@ -183,7 +183,7 @@ def test_run_when_resumed_from_the_path_of_a_checkpoint_then_goes_on_from_its_st
     first = start("trainer.max_epochs=5")
     first.finish()
     other = tmp_path / "epoch=5-step=60.ckpt"
-    (newest,) = (first.folder / "checkpoints").glob("*_00000060.ckpt")
+    (newest,) = (first.folder / "checkpoints").glob("step_00000060.ckpt")
     newest.rename(other)
     again = start(f'resume="{other}"', f"hydra.run.dir={tmp_path / 'other'}", "trainer.max_epochs=6")
     again.folder = tmp_path / "other"
