@@ -58,7 +58,8 @@ def test_tensorboard_when_the_run_was_restarted_and_resumed_then_each_curve_is_t
 def test_tensorboard_when_killed_before_the_first_checkpoint_then_no_step_is_shown_twice_l01(
     start: Callable[..., Run],
 ) -> None:
-    run = start("checkpoint=off", "trainer.log_every_n_steps=1", "trainer.max_epochs=20", "checkpoint.every_n_steps=0")
+    off = ("checkpoint=off", "checkpoint.every_n_steps=0", "checkpoint.rescue=false")
+    run = start(*off, "trainer.log_every_n_steps=1", "trainer.max_epochs=20")
     run.wait_until(lambda: "epoch 3" in run.stdout)
     os.kill(run.workers()[0], signal.SIGKILL)
     run.finish()
@@ -76,6 +77,7 @@ def test_run_folder_when_a_worker_was_killed_then_holds_one_of_everything_h04(st
     expected = {
         ".lock",
         ".workers.lock",
+        ".node_memory",
         "config.yaml",
         "checkpoints",
         "tensorboard",
