@@ -86,7 +86,7 @@ def boundary_share(steps: int) -> tuple[float, float]:
 def copies(folder: Path, rounds: int) -> tuple[float, float]:
     """Seconds to copy a 200 MB state in memory, and into the node's memory; medians."""
     state = {str(number): torch.randn(5_000_000) for number in range(10)}
-    memory = NodeMemory(folder, 0)
+    memory = NodeMemory(folder, 0, folder / ".states")
     plain, node = [], []
     for number in range(rounds):
         plain.append(_seconds(lambda: {name: tensor.clone() for name, tensor in state.items()}))

@@ -123,7 +123,7 @@ def rescue(
         each.order(Hold(step, seconds / 2))
     until = deadline
     while (asked := [each for each in workers if each.may_hold]) and time.monotonic() < until:
-        _listen(asked, read)
+        _hear(asked, read)
         if until == deadline and any(each.held_step is not None for each in workers):
             until = min(deadline, time.monotonic() + _OTHERS_SECONDS)
     holding = [(each.held_step, each) for each in workers if each.held_step is not None]
@@ -131,14 +131,14 @@ def rescue(
         path = path_for(held)
         worker.order(HandOver(str(path)))
         while worker.handed_over is None and worker.process.is_alive() and time.monotonic() < deadline:
-            _listen([worker], read)
+            _hear([worker], read)
         if worker.handed_over is not None and worker.handed_over.error is None:
             return path
         log.warning("rank %d did not hand its state over: %s", worker.assignment.rank, worker.handed_over)
     return None
 
 
-def _listen(workers: Sequence[LocalWorker], read: Callable[[LocalWorker], None]) -> None:
+def _hear(workers: Sequence[LocalWorker], read: Callable[[LocalWorker], None]) -> None:
     wait([handle for each in workers for handle in (each.connection, each.process.sentinel)], timeout=0.05)
     for each in workers:
         read(each)

@@ -181,7 +181,7 @@ class CheckpointFolder:
         source: Mapping[str, Any] | Path,
         kind: Kind,
         facts: Facts,
-        still_current: Callable[[], bool] = lambda: True,
+        may_write: Callable[[], bool] = lambda: True,
     ) -> Checkpoint:
         """Put a checkpoint in place, whole or not at all; one of its name that is there and whole stays as it is.
 
@@ -189,7 +189,7 @@ class CheckpointFolder:
             source: the state, or a finished file of it to copy.
             kind: what it is kept for.
             facts: go into the manifest.
-            still_current: asked when all is written and nothing is in place yet.
+            may_write: asked when all is written and nothing is in place yet.
 
         Raises:
             CheckpointError: it cannot be written. The checkpoints that are there are kept.
@@ -204,10 +204,10 @@ class CheckpointFolder:
                 except ValueError:
                     self._set_damaged_aside(name)
             self.check_space(need)
-            return self._put(source, name, facts, still_current)
+            return self._put(source, name, facts, may_write)
 
     def _put(
-        self, source: Mapping[str, Any] | Path, name: str, facts: Facts, still_current: Callable[[], bool]
+        self, source: Mapping[str, Any] | Path, name: str, facts: Facts, may_write: Callable[[], bool]
     ) -> Checkpoint:
         written: list[HashingWriter] = []
 
@@ -217,7 +217,7 @@ class CheckpointFolder:
 
         with self.storage.stage(name, fill) as checkpoint:
             manifest = Manifest(**vars(facts), size=written[0].size, sha256=written[0].sha256)
-            if not still_current():
+            if not may_write():
                 raise FencedError(
                     f"{self.path(name)} is not written: it is the state of generation {facts.generation}, and another "
                     "one has taken over."

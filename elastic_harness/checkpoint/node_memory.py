@@ -35,12 +35,12 @@ class NodeMemory:
     Args:
         run_folder: the run's folder.
         weights: bytes of the module's parameters.
-        instead: takes the states where ``/dev/shm`` is missing or small; None is ``.states`` in the run folder.
+        on_disk: takes the states where ``/dev/shm`` is missing or small.
     """
 
-    def __init__(self, run_folder: Path, weights: int, instead: Path | None = None) -> None:
+    def __init__(self, run_folder: Path, weights: int, on_disk: Path) -> None:
         _sweep()
-        shared, on_disk = _SHARED_MEMORY / f"{_OWN}{_token(run_folder)}", instead or run_folder / ".states"
+        shared = _SHARED_MEMORY / f"{_OWN}{_token(run_folder)}"
         has_room = _made(shared) and _room_in(shared) >= _STATES * weights
         if not has_room:
             on_disk.mkdir(mode=0o700, parents=True, exist_ok=True)

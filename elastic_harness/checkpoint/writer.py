@@ -57,7 +57,7 @@ class BackgroundWriter:
         folder: where the checkpoints go.
         keep_last: how many of the newest to keep.
         fingerprint: what defines the run's result.
-        still_current: whether this node may write.
+        may_write: whether this node may write.
 
     Attributes:
         reader: becomes readable when a write has ended.
@@ -68,13 +68,13 @@ class BackgroundWriter:
         folder: CheckpointFolder,
         keep_last: int,
         fingerprint: Mapping[str, Any],
-        still_current: Callable[[], bool] = lambda: True,
+        may_write: Callable[[], bool] = lambda: True,
     ) -> None:
         self.reader, self._ended = Pipe(duplex=False)
         self._folder = folder
         self._keep_last = keep_last
         self._fingerprint = fingerprint
-        self._still_current = still_current
+        self._may_write = may_write
         self._waiting: deque[tuple[Capture, int]] = deque()
         self._outcomes: deque[Outcome] = deque()
         self._changed = threading.Condition()
@@ -163,7 +163,7 @@ class BackgroundWriter:
         folder = self._folder
         facts = Facts(capture.step, capture.epoch, generation, self._fingerprint)
         for kind in capture.kinds:
-            written = folder.write(Path(capture.path), kind, facts, self._still_current)
+            written = folder.write(Path(capture.path), kind, facts, self._may_write)
             self._end(Written(written.path, capture.step))
         folder.prune("step", folder.names("step")[-self._keep_last :])
         if capture.best is not None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from elastic_harness.config.key_rules import KeyRule
 from elastic_harness.config.spelling import shown
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ def _is_http_url(value: str) -> bool:
         return False
 
 
-ONE_KEY: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
+ONE_KEY: tuple[KeyRule, ...] = (
     ("preemption.grace_seconds", lambda value: value > 0, "must be more than 0", "the default is 25"),
     (
         "preemption.provider",
@@ -42,7 +43,6 @@ ONE_KEY: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
         "the default is 5",
     ),
 )
-"""Key, what its value must fulfil, that in words, and the fix."""
 
 
 def preemption_rules(run: RunConfig, bad: set[str]) -> Iterator[str]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from elastic_harness.config.key_rules import KeyRule, between
 from elastic_harness.config.spelling import shown
 
 if TYPE_CHECKING:
@@ -16,34 +17,29 @@ _ETCD = ("etcd", "etcd_v2")
 _BACKENDS = ("c10d", "static", *_ETCD)
 
 
-def _between(low: float, high: float) -> Callable[[Any], bool]:
-    return lambda value: low <= value <= high
-
-
-ONE_KEY: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
+ONE_KEY: tuple[KeyRule, ...] = (
     (
         "rendezvous.backend",
         lambda value: value in _BACKENDS,
         "must be c10d, etcd, etcd_v2 or static",
         "choose it as a whole, for example rendezvous=etcd",
     ),
-    ("rendezvous.join_timeout", _between(1, 1e6), "must be at least 1 second", "the default is 600"),
+    ("rendezvous.join_timeout", between(1, 1e6), "must be at least 1 second", "the default is 600"),
     (
         "rendezvous.last_call_timeout",
-        _between(0, 1e6),
+        between(0, 1e6),
         "must be at least 0 seconds",
         "0 starts as soon as elastic.min_nodes nodes are there; later ones join a running job",
     ),
-    ("rendezvous.read_timeout", _between(0.1, 60), "must be between 0.1 and 60 seconds", "the default is 1"),
-    ("rendezvous.keep_alive_interval", _between(0.1, 60), "must be between 0.1 and 60 seconds", "the default is 0.5"),
+    ("rendezvous.read_timeout", between(0.1, 60), "must be between 0.1 and 60 seconds", "the default is 1"),
+    ("rendezvous.keep_alive_interval", between(0.1, 60), "must be between 0.1 and 60 seconds", "the default is 0.5"),
     (
         "rendezvous.keep_alive_attempts",
-        _between(3, 100),
+        between(3, 100),
         "must be between 3 and 100, or a node that is merely slow is expelled",
         "the default is 4; for a faster detection lower rendezvous.keep_alive_interval",
     ),
 )
-"""Key, what its value must fulfil, that in words, and the fix."""
 
 
 def rendezvous_rules(run: RunConfig, bad: set[str]) -> Iterator[str]:

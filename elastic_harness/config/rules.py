@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elastic_harness.config import preemption_rules, rendezvous_rules
+from elastic_harness.config.key_rules import KeyRule, at_least
 from elastic_harness.config.resolving import ABSENT
 from elastic_harness.config.spelling import shown
 
@@ -18,13 +19,9 @@ _RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _RANGE = re.compile(r"\s*(\d+)\s*(?::|-|\.\.)\s*(\d+)\s*")
 
 
-def _at_least(low: int) -> Callable[[Any], bool]:
-    return lambda value: value >= low
-
-
-_ONE_KEY: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
-    ("elastic.min_nodes", _at_least(1), "must be at least 1", "one node is elastic.min_nodes=1"),
-    ("elastic.max_nodes", _at_least(1), "must be at least 1", "one node is elastic.max_nodes=1"),
+_ONE_KEY: tuple[KeyRule, ...] = (
+    ("elastic.min_nodes", at_least(1), "must be at least 1", "one node is elastic.min_nodes=1"),
+    ("elastic.max_nodes", at_least(1), "must be at least 1", "one node is elastic.max_nodes=1"),
     (
         "elastic.logical_world_size",
         lambda value: value is None or value >= 1,
@@ -56,16 +53,16 @@ _ONE_KEY: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
         "must be on_failure or never",
         "use restart=on_failure or restart=never",
     ),
-    ("restart.max_restarts", _at_least(0), "must be at least 0", "0 means that nothing is restarted"),
-    ("checkpoint.every_n_steps", _at_least(0), "must be at least 0", "0 writes only the last checkpoint"),
+    ("restart.max_restarts", at_least(0), "must be at least 0", "0 means that nothing is restarted"),
+    ("checkpoint.every_n_steps", at_least(0), "must be at least 0", "0 writes only the last checkpoint"),
     ("checkpoint.every_seconds", lambda value: value is None or value > 0, "must be more than 0", "null is never"),
     (
         "checkpoint.keep_last",
-        _at_least(1),
+        at_least(1),
         "must be at least 1",
         "a run resumes from its last checkpoint, so one is always kept",
     ),
-    ("checkpoint.keep_best", _at_least(0), "must be at least 0", "0 keeps only the newest ones"),
+    ("checkpoint.keep_best", at_least(0), "must be at least 0", "0 keeps only the newest ones"),
     *preemption_rules.ONE_KEY,
     (
         "objective.direction",

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from elastic_harness.errors import ConfigError
 from elastic_harness.exact.loader import Request, keyed
-from elastic_harness.exact.metrics import logical_metrics, take_changes, updated_at
+from elastic_harness.exact.metrics import LogicalMetric, logical_metrics, take_changes, updated_at
 from elastic_harness.exact.order import EpochOrder
 from elastic_harness.exact.randomness import seed_generators
 from elastic_harness.exact.refused import refuse_inexact
@@ -103,6 +103,7 @@ class ExactEvaluationLoop(_EvaluationLoop):
     """
 
     records: list[Record]
+    metrics: dict[str, LogicalMetric]
     logged: Counter[int]
     """Batches logged so far, by the number of their loader."""
 
@@ -118,7 +119,7 @@ class ExactEvaluationLoop(_EvaluationLoop):
     def _evaluation_step(self, batch: Any, batch_idx: int, dataloader_idx: int, *args: Any) -> None:
         # With its hooks, where callbacks update torchmetrics objects, too.
         place = ("evaluate", self._loaders[dataloader_idx].logical_rank)
-        with updated_at(logical_metrics(self.trainer.lightning_module).values(), place):
+        with updated_at(self.metrics.values(), place):
             super()._evaluation_step(batch, batch_idx, dataloader_idx, *args)
 
     def step(self, step: Any, args: tuple[Any, ...], seed: int) -> Any:
@@ -152,12 +153,11 @@ class ExactEvaluationLoop(_EvaluationLoop):
         self.logged = Counter(state_dict.get("logged", {}))
 
     def on_run_start(self) -> None:
-        self.records = []
+        self.records, self.metrics = [], logical_metrics(self.trainer.lightning_module)
         super().on_run_start()
 
     def on_run_end(self) -> Any:
-        metrics = logical_metrics(self.trainer.lightning_module)
-        records = taken_in(start_gather((self.records, take_changes(metrics)))(), metrics)
+        records = taken_in(start_gather((self.records, take_changes(self.metrics)))(), self.metrics)
         self.records = []
         several = self.num_dataloaders > 1
         for index in range(self.num_dataloaders):

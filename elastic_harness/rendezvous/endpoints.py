@@ -89,11 +89,7 @@ def spelt(config: RendezvousConfig) -> str:
 
 def is_local(host: str) -> bool:
     """Whether a name or address belongs to this machine: only then can it be bound."""
-    try:
-        socket.create_server((host, 0), family=_family(host)).close()
-    except OSError:
-        return False
-    return True
+    return _bind_error(host) is None
 
 
 def answers(host: str, port: int) -> bool:
@@ -106,9 +102,8 @@ def answers(host: str, port: int) -> bool:
 
 
 def _require_local(address: str) -> str:
-    try:
-        socket.create_server((address, 0), family=_family(address)).close()
-    except OSError as error:
+    error = _bind_error(address)
+    if error is not None:
         raise ConfigError(
             f"rendezvous.local_addr={address} must be an address of this machine ({error.strerror or error}): give one "
             "that the other nodes reach it at, or leave it out for the one that leads to rendezvous.endpoint."
@@ -116,8 +111,12 @@ def _require_local(address: str) -> str:
     return address
 
 
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
+def _bind_error(host: str) -> OSError | None:
+    try:
+        socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    except OSError as error:
+        return error
+    return None
 
 
 def _parsed(text: str, config: RendezvousConfig) -> Endpoint:

@@ -161,6 +161,20 @@ def free_memory(folder: Path) -> None:
         shutil.rmtree(f"/dev/shm/elastic-harness-{os.getuid()}-{token.read_text()}", ignore_errors=True)
 
 
+def noisy_network(folder: Path) -> tuple[str, ...]:
+    """Overrides that train the noisy network, which leaves its ``ledger`` and ``decisions`` in a folder."""
+    return (
+        "~optimizer",
+        "~model.hidden",
+        "model._target_=noisy.NoisyCNN",
+        f"+model.ledger={folder / 'ledger'}",
+        f"+model.decisions={folder / 'decisions'}",
+        "data._target_=noisy.NoisyDigits",
+        "objective.metric=val/loss",
+        "objective.direction=min",
+    )
+
+
 def traced(path: Path) -> int:
     """The most optimizer steps that a worker has finished, as ``probes.StepTrace`` wrote them down."""
     return max(json.loads(line)["step"] for line in path.read_text().splitlines())

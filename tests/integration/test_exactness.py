@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.conftest import Run
+from tests.integration.conftest import Run, noisy_network
 
 SAMPLES = 700
 EPOCHS = 6
@@ -43,15 +43,8 @@ def noisy(start: Callable[..., Run], tmp_path: Path) -> Callable[..., Run]:
 
     def noisy(workers: int, *overrides: str) -> Run:
         command = [
-            "~optimizer",
-            "~model.hidden",
-            "model._target_=noisy.NoisyCNN",
-            f"+model.ledger={tmp_path / 'ledger'}",
-            f"+model.decisions={tmp_path / 'decisions'}",
-            "data._target_=noisy.NoisyDigits",
+            *noisy_network(tmp_path),
             "data.batch_size=16",
-            "objective.metric=val/loss",
-            "objective.direction=min",
             f"trainer.max_epochs={EPOCHS}",
             "checkpoint.every_n_steps=3",
             "elastic.num_threads=1",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.conftest import Run, traced
+from tests.integration.conftest import Run, noisy_network, traced
 
 # 12 steps an epoch, with a validation after each.
 FAULTS = [
@@ -57,14 +57,7 @@ def test_run_when_killed_with_averaged_weights_and_metrics_then_loses_no_step(
     common = (
         "trainer.max_epochs=3",
         "checkpoint.every_n_steps=100",
-        "~optimizer",
-        "~model.hidden",
-        "model._target_=noisy.NoisyCNN",
-        f"+model.ledger={tmp_path / 'ledger'}",
-        f"+model.decisions={tmp_path / 'decisions'}",
-        "data._target_=noisy.NoisyDigits",
-        "objective.metric=val/loss",
-        "objective.direction=min",
+        *noisy_network(tmp_path),
         "+callbacks.average={_target_: faults.Averaging}",
     )
     undisturbed = start(*common)

@@ -22,7 +22,8 @@ class Probe(pl.LightningModule):
         super().__init__()
         self.layer = torch.nn.Linear(600, 600)  # more than what is copied
         self.register_buffer("seen", torch.zeros(()))
-        self.during, self.boundary = during, Boundary.__new__(Boundary)
+        self.during = during
+        self.boundary: Any = None
         self.held: list[int | None] = []
         self.states: list[Any] = []
 

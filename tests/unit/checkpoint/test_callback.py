@@ -24,7 +24,9 @@ def fit(
 ) -> pl.Trainer:
     checkpoints = CheckpointFolder(folder)
     callback = ElasticCheckpoint(checkpoints, config, objective or ObjectiveConfig())
-    states = RunStates(NodeMemory(folder, 0), checkpoints, config.keep_last, {"seed": 42}, None, StopSignals())
+    states = RunStates(
+        NodeMemory(folder, 0, folder / ".states"), checkpoints, config.keep_last, {"seed": 42}, None, StopSignals()
+    )
     made = pl.Trainer(
         accelerator="cpu",
         logger=False,

@@ -211,12 +211,12 @@ def test_write_when_another_generation_has_taken_over_then_nothing_is_put_in_pla
     before = entries(tmp_path)
     asked: list[list[str]] = []
 
-    def still_current() -> bool:
+    def may_write() -> bool:
         asked.append(entries(tmp_path))
         return False
 
     with pytest.raises(FencedError, match="generation 3"):
-        folder.write(STATE, "step", Facts(2, generation=3), still_current)
+        folder.write(STATE, "step", Facts(2, generation=3), may_write)
     assert entries(tmp_path) == before
     (at_that_moment,) = asked
     assert len(at_that_moment) == len(before) + 1  # all but the rename was done

@@ -21,6 +21,10 @@ def shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+def memory_of(run_folder: Path, weights: int = 0) -> NodeMemory:
+    return NodeMemory(run_folder, weights, run_folder / ".states")
+
+
 @pytest.fixture
 def run_folder(tmp_path: Path) -> Path:
     folder = tmp_path / "run"
@@ -29,10 +33,10 @@ def run_folder(tmp_path: Path) -> Path:
 
 
 def test_memory_when_a_run_is_started_again_then_has_its_states(run_folder: Path, shared_memory: Path) -> None:
-    memory = NodeMemory(run_folder, 0)
+    memory = memory_of(run_folder)
     for step in (7, 12):
         write_state({"step": step}, memory.path_for(step))
-    newest = NodeMemory(run_folder, 0).newest()
+    newest = memory_of(run_folder).newest()
     assert newest is not None
     assert (step_of(newest), newest.parent.parent) == (12, shared_memory)
     memory.drop_before(12)
@@ -40,39 +44,39 @@ def test_memory_when_a_run_is_started_again_then_has_its_states(run_folder: Path
 
 
 def test_memory_when_the_run_folder_was_made_anew_then_is_another_and_the_old_one_is_freed(run_folder: Path) -> None:
-    before = NodeMemory(run_folder, 0)
+    before = memory_of(run_folder)
     write_state({}, before.path_for(7))
     shutil.rmtree(run_folder)
     run_folder.mkdir()
-    assert NodeMemory(run_folder, 0).newest() is None
+    assert memory_of(run_folder).newest() is None
     assert before.path.exists(), "an agent holds it"
     before.release()
-    NodeMemory(run_folder, 0)
+    memory_of(run_folder)
     assert not before.path.exists()
 
 
 def test_memory_when_there_is_little_of_it_then_the_run_folder_takes_the_states(run_folder: Path) -> None:
-    assert NodeMemory(run_folder, 1 << 60).path == run_folder / ".states"
+    assert memory_of(run_folder, 1 << 60).path == run_folder / ".states"
 
 
 @pytest.mark.parametrize("kind", ["link", "file"])
 def test_memory_when_its_name_is_taken_then_the_run_folder_takes_the_states(
     run_folder: Path, shared_memory: Path, kind: str
 ) -> None:
-    memory = NodeMemory(run_folder, 0)
+    memory = memory_of(run_folder)
     memory.drop()
     if kind == "link":
         memory.path.symlink_to(shared_memory.parent)
     else:
         memory.path.touch()
-    assert NodeMemory(run_folder, 0).path == run_folder / ".states"
+    assert memory_of(run_folder).path == run_folder / ".states"
     assert os.path.lexists(memory.path)
 
 
 def test_memory_when_its_states_are_those_of_another_experiment_then_it_refuses_unless_forced_c14(
     run_folder: Path,
 ) -> None:
-    memory = NodeMemory(run_folder, 0)
+    memory = memory_of(run_folder)
     memory.require({"seed": 1}, force=False)
     memory.require({"seed": 2}, force=False)  # there is no state yet
     write_state({}, memory.path_for(7))

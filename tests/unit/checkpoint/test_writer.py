@@ -16,14 +16,15 @@ from elastic_harness.errors import CheckpointError
 
 
 class SlowFolder(CheckpointFolder):
-    """Writes when it may."""
+    """Waits in each write until it may go on."""
 
     def __init__(self, location: Path) -> None:
         super().__init__(location)
-        self.may_write = threading.Event()
+        self.is_writing, self.goes_on = threading.Event(), threading.Event()
 
     def write(self, *args: Any, **kwargs: Any) -> Checkpoint:
-        self.may_write.wait()
+        self.is_writing.set()
+        self.goes_on.wait()
         return super().write(*args, **kwargs)
 
 
@@ -46,11 +47,10 @@ def test_writer_when_writes_take_longer_than_captures_come_then_the_newest_and_t
     folder = SlowFolder(tmp_path / "checkpoints")
     writer = BackgroundWriter(folder, 10, {})
     writer.submit(capture(1), 0)
-    while writer._waiting:  # the first one is under way
-        pass
+    folder.is_writing.wait()
     for each in (capture(2), capture(3, "best"), capture(4), capture(5)):
         writer.submit(each, 0)
-    folder.may_write.set()
+    folder.goes_on.set()
     assert writer.finish(lambda: math.inf)
     assert [each.step for each in writer.ended()] == [1, 3, 5]
     assert folder.names() == ["step_00000001.ckpt", "best_00000003.ckpt", "step_00000005.ckpt"]
