@@ -11,8 +11,6 @@ import ctypes
 import logging
 import os
 import signal
-import time
-from dataclasses import asdict, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -32,10 +30,10 @@ from elastic_harness.diagnosis import first_failure
 from elastic_harness.display import Display
 from elastic_harness.errors import ClusterError, HarnessError, Stopped, TrainingFailed
 from elastic_harness.events import Timeline
-from elastic_harness.local_worker import LocalWorker
+from elastic_harness.job_failures import JobFailures
+from elastic_harness.local_worker import LocalWorker, dismiss, end
 from elastic_harness.messages import (
     Assignment,
-    Dismiss,
     Evaluated,
     Finished,
     HandedOver,
@@ -53,8 +51,6 @@ from elastic_harness.stop_signals import StopSignals
 
 log = logging.getLogger(__name__)
 
-# How long a worker that has finished may take to leave.
-_FAREWELL_SECONDS = 5.0
 # How long handing over a state may take: after a crash, and the share of the time that a stop leaves; writing a
 # checkpoint of it has the rest.
 _CRASH_SECONDS = 10.0
@@ -110,7 +106,7 @@ class ElasticAgent(LocalElasticAgent):
         self._payload = zygote.context().RawArray(ctypes.c_char, len(payload))
         ctypes.memmove(self._payload, payload, len(payload))
         self._nodes = nodes
-        self._failures_before: int | None = None
+        self._failures = JobFailures(nodes, stop)
         self._state = state
         self._policy = policy
         self._folder = folder
@@ -172,7 +168,7 @@ class ElasticAgent(LocalElasticAgent):
             result = self._monitor_workers(group)
             self._display.update([each.progress for each in self._locals])
             if self._nodes.has_finished:
-                self._dismiss()
+                dismiss(self._locals)
                 return None
             change = self._nodes.changed()
             if change is not None and change.kind is Kind.FENCED:
@@ -195,36 +191,16 @@ class ElasticAgent(LocalElasticAgent):
         self._record("worker_failed", rank=failure.rank, cause=failure.describe(), log=failure.log)
         self._rescue(_CRASH_SECONDS)
         self._stop_workers(self._worker_group)
-        change = self._cause_elsewhere() if failure.consequence else None
+        change = self._failures.cause_elsewhere(self._raise_if_stopped) if failure.consequence else None
         if change is not None:
             self._give_way(change)
             return
-        failures = self._charge(failure)
+        failures = self._failures.charge(failure, self.generation)
         decision, newest = self._policy.decide(failures), failures[-1]
         if not decision.restart:
             log_line = f"\nfull log: {newest.log}" if newest.log else ""
             raise TrainingFailed(f"{newest.describe()} ({decision.reason}){log_line}", newest.traceback)
         self._display.restarting(newest, decision)
-
-    def _charge(self, failure: Failure) -> list[Failure]:
-        """Count a failure; all there were on any node, of this generation the one that was said first."""
-        charged = self._nodes.charge_restart(asdict(replace(failure, traceback="")))
-        failures = [Failure(**{key: each[key] for key in each if key != "generation"}) for each in charged]
-        if not any(each["generation"] == self.generation for each in charged):
-            return [*failures, failure]
-        if failures[-1] == replace(failure, traceback=""):
-            failures[-1] = failure
-        return failures
-
-    def _cause_elsewhere(self) -> Change | None:
-        """What other nodes say of a generation whose workers here only lost their peers."""
-        if self._nodes.round is None or len(self._nodes.round.members) == 1:
-            return None
-        deadline = time.monotonic() + 2 * self._nodes.patience
-        while (change := self._nodes.changed()) is None and (left := deadline - time.monotonic()) > 0:
-            wait([self._nodes.reader, self._stop.reader], timeout=left)
-            self._raise_if_stopped()
-        return change
 
     def _give_way(self, change: Change) -> None:
         """Stop the workers, since the round is over; what they hold is kept."""
@@ -261,12 +237,8 @@ class ElasticAgent(LocalElasticAgent):
         # All that is needed is in the round; torch's would wait in the store for a node that died since.
         joined = self._nodes.round
         assert joined is not None
-        workers = [node.workers for node in joined.members.values()]
-        first, world_size = sum(workers[: joined.rank]), sum(workers)
-        return [
-            Worker(index, first + index, first + index, world_size, world_size)
-            for index in range(spec.local_world_size)
-        ]
+        size, ranks = joined.world_size, range(joined.first_worker, joined.first_worker + spec.local_world_size)
+        return [Worker(index, rank, rank, size, size) for index, rank in enumerate(ranks)]
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         zygote.start(self._modules)
@@ -287,10 +259,7 @@ class ElasticAgent(LocalElasticAgent):
             {"rank": each.assignment.rank, "pid": each.pid, "node": os.uname().nodename} for each in self._locals
         ]
         self._display.started(self.generation, [each.pid for each in self._locals])
-        failures = len(self._nodes.failures)
-        restart = self._failures_before is not None and failures > self._failures_before
-        self._failures_before = failures
-        self._record("generation_started", workers=workers, restart=restart)
+        self._record("generation_started", workers=workers, restart=self._failures.restarted())
         return {each.assignment.local_rank: each.pid for each in self._locals}
 
     def _assignment(self, member: Worker, group: Any, logs: Path, state: Reachable | None) -> Assignment:
@@ -334,13 +303,6 @@ class ElasticAgent(LocalElasticAgent):
         failed = any(each.raised for each in pending) or any(not each.finished for each in dead)
         return RunResult(WorkerState.FAILED if failed else WorkerState.HEALTHY)
 
-    def _dismiss(self) -> None:
-        """Let the workers go that have finished: nobody will want their state any more."""
-        for each in self._locals:
-            each.order(Dismiss())
-        for each in self._locals:
-            each.process.join(_FAREWELL_SECONDS)
-
     def _read(self, source: LocalWorker) -> None:
         for message in source.messages():
             match message:
@@ -374,11 +336,7 @@ class ElasticAgent(LocalElasticAgent):
     # -- stopping ------------------------------------------------------------------------------------------------
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        for each in self._locals:
-            each.kill()
-        for each in self._locals:
-            each.wait()
-            each.connection.close()
+        end(self._locals)
         self._locals = []
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:

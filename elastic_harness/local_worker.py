@@ -18,6 +18,7 @@ import psutil
 from elastic_harness import worker, zygote
 from elastic_harness.messages import (
     Assignment,
+    Dismiss,
     Finished,
     HandedOver,
     Held,
@@ -28,6 +29,9 @@ from elastic_harness.messages import (
     as_message,
 )
 from elastic_harness.process_state import ProcessState
+
+# How long a worker that has finished may take to leave.
+_FAREWELL_SECONDS = 5.0
 
 
 @dataclass
@@ -125,3 +129,20 @@ class LocalWorker:
 
     def _may_live(self) -> bool:
         return self.process.exitcode in (None, zygote.EXIT_CODE_OF_ORPHANS)
+
+
+def dismiss(workers: Sequence[LocalWorker]) -> None:
+    """Let workers go that have finished: nobody will want their state any more."""
+    for each in workers:
+        each.order(Dismiss())
+    for each in workers:
+        each.process.join(_FAREWELL_SECONDS)
+
+
+def end(workers: Sequence[LocalWorker]) -> None:
+    """Kill workers, and wait until they are gone."""
+    for each in workers:
+        each.kill()
+    for each in workers:
+        each.wait()
+        each.connection.close()

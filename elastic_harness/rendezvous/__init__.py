@@ -1,6 +1,7 @@
 """Rendezvous: how the nodes of a run find each other and agree on a generation.
 
 handler.py     torch's RendezvousHandler, and what the agent asks besides
+round_store.py the store of a round
 contact.py     the thread that keeps this node alive
 view.py        what a node sees: its round, and why that is over
 member.py      one node's decisions (pure)

@@ -10,11 +10,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
-from torch.distributed import DistError, TCPStore
+from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousGracefulExitError,
@@ -25,9 +24,9 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend
 
 from elastic_harness.errors import ClusterError
+from elastic_harness.rendezvous import round_store
 from elastic_harness.rendezvous.backends import StoreBackend
 from elastic_harness.rendezvous.contact import Contact
-from elastic_harness.rendezvous.endpoints import answers
 from elastic_harness.rendezvous.member import Member
 from elastic_harness.rendezvous.state import FINISHED, Node, Rules
 from elastic_harness.rendezvous.view import Change, Round
@@ -37,8 +36,6 @@ log = logging.getLogger(__name__)
 _Value = TypeVar("_Value")
 
 _WAIT_SECONDS = 0.1
-_CONNECT_SECONDS = 10.0
-_STORE_SECONDS = 300.0
 
 
 class ElasticRendezvous(RendezvousHandler):
@@ -307,15 +304,14 @@ class ElasticRendezvous(RendezvousHandler):
     def _take_up(self, joined: Round) -> RendezvousInfo | None:
         """The round with its store, once rank 0 has published that; None: look again."""
         if self._store is None and joined.rank == 0:
-            timeout = _seconds(_STORE_SECONDS)
-            self._store = TCPStore(self._node.address, 0, None, True, timeout, wait_for_workers=False)
+            self._store = round_store.host(self._node.address)
             with self._contact.seen:
                 self._member.host(joined.generation, self._node.address, self._store.port)
             self._contact.ask()
         if joined.store is None:
             return None
         host, port = joined.store
-        store = self._store if joined.rank == 0 else _connect(host, port)
+        store = self._store if joined.rank == 0 else round_store.connect(host, port)
         with self._contact.seen:
             now = self._member.joined
             if store is None or now is None or now.generation != joined.generation:
@@ -324,20 +320,3 @@ class ElasticRendezvous(RendezvousHandler):
             self._member.work(joined)
         self._store = store
         return RendezvousInfo(store, joined.rank, len(joined.members), RendezvousStoreInfo(host, port))
-
-
-def _connect(host: str, port: int) -> TCPStore | None:
-    """The store of another node; None if it does not answer."""
-    if not answers(host, port):
-        return None
-    try:
-        store = TCPStore(host, port, is_master=False, timeout=_seconds(_CONNECT_SECONDS))
-    except DistError as error:
-        log.info("the store of this round at %s:%d: %s", host, port, error)
-        return None
-    store.set_timeout(_seconds(_STORE_SECONDS))
-    return store
-
-
-def _seconds(value: float) -> timedelta:
-    return timedelta(seconds=value)

@@ -68,3 +68,17 @@ class Round:
     members: Mapping[str, Node]
     store: tuple[str, int] | None
     settled: Mapping[str, Any]
+
+    @property
+    def first_worker(self) -> int:
+        """The rank, among all workers, of the first one of this node."""
+        return sum(self._workers[: self.rank])
+
+    @property
+    def world_size(self) -> int:
+        """Number of workers of all nodes."""
+        return sum(self._workers)
+
+    @property
+    def _workers(self) -> list[int]:
+        return [node.workers for node in self.members.values()]

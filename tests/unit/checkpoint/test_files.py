@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -10,10 +9,7 @@ import random
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -25,23 +21,8 @@ from elastic_harness.checkpoint.content import tensor_bytes
 from elastic_harness.checkpoint.files import CheckpointFolder
 from elastic_harness.checkpoint.manifest import Facts
 from elastic_harness.checkpoint.start import prepare
-from elastic_harness.errors import CheckpointError, ConfigError, FencedError
-
-STATE = {"weights": torch.arange(2000.0), "name": "a"}
-
-
-def write(folder: CheckpointFolder, *steps: int, kind: files.Kind = "step") -> None:
-    for step in steps:
-        folder.write({**STATE, "step": step}, kind, Facts(step))
-
-
-def entries(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
-
-
-def newest_step(folder: CheckpointFolder) -> int | None:
-    found, _ = folder.newest_valid()
-    return found.manifest.step if found else None
+from elastic_harness.errors import ConfigError, FencedError
+from tests.unit.checkpoint.written import STATE, entries, newest_step, write
 
 
 def test_names_when_made_then_need_no_quoting_and_can_be_read_back_h01() -> None:
@@ -169,37 +150,6 @@ def test_write_when_its_name_is_there_then_a_whole_one_stays_and_a_damaged_one_i
     assert (tmp_path / "step_00000001.ckpt.damaged").read_bytes() == b"damaged"
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
-def test_write_when_the_disk_fails_then_nothing_is_left_and_the_old_ones_stay_c06(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    folder = CheckpointFolder(tmp_path)
-    write(folder, 1)
-    before = entries(tmp_path)
-
-    def fail(handle: int) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(CheckpointError, match=f"step_00000002.*{os.strerror(number)}") as raised:
-        write(folder, 2)
-    monkeypatch.undo()
-    assert raised.value.permanent is (number == errno.ENOSPC)
-    assert entries(tmp_path) == before
-    assert newest_step(folder) == 1
-
-
-def test_write_when_there_is_no_room_then_needed_and_free_bytes_are_named_c06(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = CheckpointFolder(tmp_path)
-    monkeypatch.setattr(folder.storage, "free_bytes", lambda: 7_999)
-    with pytest.raises(CheckpointError, match="7,999 bytes free, and the next checkpoint needs 8,000") as raised:
-        write(folder, 1)
-    assert raised.value.permanent
-    assert entries(tmp_path) == []
-
-
 def test_write_when_tensors_share_their_memory_then_it_is_counted_once() -> None:
     weight = torch.zeros(1000)
     assert tensor_bytes({"a": weight, "b": [weight, weight[:10]], "c": (torch.zeros(10), 3, "x")}) == 4040
@@ -265,42 +215,6 @@ def test_write_when_killed_at_any_moment_then_a_whole_one_as_new_as_reported_is_
         assert len(entries(path)) <= 4
 
 
-def test_prepare_when_a_write_was_cut_short_then_its_leftovers_go_and_nothing_else_c03(tmp_path: Path) -> None:
-    folder = CheckpointFolder(tmp_path)
-    write(folder, 1)
-    (tmp_path / ".step_00000002.ckpt.0123abcd.partial").write_bytes(b"half")
-    (tmp_path / "step_00000002.json").write_bytes(b"{}")
-    for name in ("hparams.json", "my.ckpt", "step_1.json", ".precious.partial"):
-        (tmp_path / name).touch()
-    prepare(folder)
-    kept = [".precious.partial", "hparams.json", "my.ckpt", "step_00000001.ckpt", "step_00000001.json", "step_1.json"]
-    assert entries(tmp_path) == kept
-
-
-def test_prepare_when_another_process_is_writing_then_its_files_stay(tmp_path: Path) -> None:
-    folder = CheckpointFolder(tmp_path)
-
-    def other_starts() -> bool:
-        (tmp_path / "step_00000001.json").touch()  # the moment between manifest and checkpoint
-        prepare(CheckpointFolder(tmp_path))
-        return True
-
-    folder.write(STATE, "step", Facts(1), other_starts)
-    assert entries(tmp_path) == ["step_00000001.ckpt", "step_00000001.json"]
-    assert newest_step(folder) == 1
-
-
-def test_prepare_when_there_is_no_room_for_another_one_then_it_says_so_c06(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = CheckpointFolder(tmp_path)
-    write(folder, 1)
-    size = (tmp_path / "step_00000001.ckpt").stat().st_size
-    monkeypatch.setattr(folder.storage, "free_bytes", lambda: size - 1)
-    with pytest.raises(ConfigError, match=f"{size - 1:,} bytes free, and the next checkpoint needs {size:,}"):
-        prepare(folder)
-
-
 def test_prune_when_called_then_removes_only_its_kind(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path)
     for kind in ("step", "best"):
@@ -318,83 +232,3 @@ def test_prune_when_what_is_kept_is_damaged_then_the_last_good_one_stays(tmp_pat
     folder.prune("step", ["step_00000003.ckpt"])
     assert folder.names() == ["step_00000002.ckpt", "step_00000003.ckpt"]
     assert newest_step(folder) == 2
-
-
-def as_nobody(action: str, folder: Path) -> str:
-    """Run one method of a CheckpointFolder as the user nobody, whom root's rights do not help."""
-    code = f"""
-import os
-import elastic_harness.checkpoint.files as files
-from elastic_harness.checkpoint.manifest import Facts
-from elastic_harness.checkpoint.start import prepare
-folder = files.CheckpointFolder({str(folder)!r})
-os.setgid(65534); os.setuid(65534)
-try:
-    print({action})
-except Exception as error:
-    print(type(error).__name__, error, getattr(error, "permanent", None))
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd="/")
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-@pytest.fixture
-def others_folder() -> Iterator[Path]:
-    """Root's folder, which others may read; pytest's own temporary folders are closed to them."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can act as another user")
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder).chmod(0o755)
-        write(CheckpointFolder(folder), 1)
-        yield Path(folder)
-
-
-def test_folder_when_it_is_read_only_for_this_user_then_said_before_training_and_at_a_save_c05(
-    others_folder: Path,
-) -> None:
-    before = entries(others_folder)
-    assert "ConfigError" in (said := as_nobody("prepare(folder)", others_folder))
-    assert "Permission denied" in said
-    assert "checkpoint.dir=PATH" in said
-    source = others_folder / "step_00000001.ckpt"
-    save = f"folder.write(files.Path({str(source)!r}), 'step', Facts(2))"
-    assert "CheckpointError" in (said := as_nobody(save, others_folder))
-    assert "step_00000002.ckpt cannot be written: Permission denied" in said
-    assert said.endswith("True\n")
-    assert entries(others_folder) == before
-
-
-@pytest.mark.parametrize("locked", [".", "step_00000001.ckpt", "step_00000001.json"])
-def test_newest_valid_when_it_cannot_be_read_then_that_is_an_error_and_not_an_absence(
-    others_folder: Path, locked: str
-) -> None:
-    (others_folder / locked).chmod(0)
-    said = as_nobody("folder.newest_valid()", others_folder)
-    assert "ConfigError" in said
-    assert "cannot be read (Permission denied)" in said
-
-
-def test_write_when_a_small_file_system_is_full_then_the_old_one_stays_c06(tmp_path: Path) -> None:
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
-        pytest.skip("needs the right to mount a tmpfs")
-    try:
-        folder = CheckpointFolder(tmp_path)
-        big = {"weights": torch.zeros(150_000)}
-        folder.write(big, "step", Facts(1))
-        with pytest.raises(CheckpointError, match=r"bytes free, and the next checkpoint needs 600,000"):
-            folder.write(big, "step", Facts(2))
-        with pytest.raises(CheckpointError, match="No space left on device") as raised:
-            _without_check(folder, big)
-        assert raised.value.permanent
-        assert entries(tmp_path) == ["step_00000001.ckpt", "step_00000001.json"]
-        assert newest_step(folder) == 1
-    finally:
-        subprocess.run(["umount", str(tmp_path)], check=True)
-
-
-def _without_check(folder: CheckpointFolder, state: dict[str, Any]) -> None:
-    """Write as if the disk had filled up after the space was checked."""
-    folder.check_space = lambda need: None  # type: ignore[method-assign]
-    folder.write(state, "step", Facts(2))

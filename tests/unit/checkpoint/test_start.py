@@ -9,10 +9,12 @@ import pytest
 import pytorch_lightning as pl
 import yaml
 
+from elastic_harness.checkpoint.files import CheckpointFolder
 from elastic_harness.checkpoint.manifest import Facts
-from elastic_harness.checkpoint.start import check
+from elastic_harness.checkpoint.start import check, prepare
 from elastic_harness.errors import ConfigError
 from elastic_harness.run_folder import RunFolder, checkpoints_below
+from tests.unit.checkpoint.written import STATE, entries, newest_step, write
 
 
 def start(folder: RunFolder, resume: str = "auto", seed: int = 42) -> dict[str, object]:
@@ -83,3 +85,39 @@ def test_set_aside_when_checkpoints_are_elsewhere_then_they_are_too(tmp_path: Pa
         folder.set_aside()
         assert (Path(folder.checkpoints.location) / f"superseded_{number}" / "step_00000001.ckpt").exists()
     assert folder.checkpoints.newest_valid() == (None, [])
+
+
+def test_prepare_when_a_write_was_cut_short_then_its_leftovers_go_and_nothing_else_c03(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    write(folder, 1)
+    (tmp_path / ".step_00000002.ckpt.0123abcd.partial").write_bytes(b"half")
+    (tmp_path / "step_00000002.json").write_bytes(b"{}")
+    for name in ("hparams.json", "my.ckpt", "step_1.json", ".precious.partial"):
+        (tmp_path / name).touch()
+    prepare(folder)
+    kept = [".precious.partial", "hparams.json", "my.ckpt", "step_00000001.ckpt", "step_00000001.json", "step_1.json"]
+    assert entries(tmp_path) == kept
+
+
+def test_prepare_when_another_process_is_writing_then_its_files_stay(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+
+    def other_starts() -> bool:
+        (tmp_path / "step_00000001.json").touch()  # the moment between manifest and checkpoint
+        prepare(CheckpointFolder(tmp_path))
+        return True
+
+    folder.write(STATE, "step", Facts(1), other_starts)
+    assert entries(tmp_path) == ["step_00000001.ckpt", "step_00000001.json"]
+    assert newest_step(folder) == 1
+
+
+def test_prepare_when_there_is_no_room_for_another_one_then_it_says_so_c06(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = CheckpointFolder(tmp_path)
+    write(folder, 1)
+    size = (tmp_path / "step_00000001.ckpt").stat().st_size
+    monkeypatch.setattr(folder.storage, "free_bytes", lambda: size - 1)
+    with pytest.raises(ConfigError, match=f"{size - 1:,} bytes free, and the next checkpoint needs {size:,}"):
+        prepare(folder)

@@ -1,0 +1,66 @@
+"""The failures of a job: those of all nodes, each counted once, for the restart budget is the job's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, fields, replace
+from multiprocessing.connection import wait
+
+from elastic_harness.rendezvous import Change, ElasticRendezvous
+from elastic_harness.restart import Failure
+from elastic_harness.stop_signals import StopSignals
+
+_FIELDS = {each.name for each in fields(Failure)}
+
+
+class JobFailures:
+    """What this node tells the others of failures, and hears of theirs.
+
+    Args:
+        nodes: the rendezvous with the others.
+        stop: ends a wait for them.
+    """
+
+    def __init__(self, nodes: ElasticRendezvous, stop: StopSignals) -> None:
+        self._nodes = nodes
+        self._stop = stop
+        self._before: int | None = None
+
+    def charge(self, failure: Failure, generation: int) -> list[Failure]:
+        """Count a failure.
+
+        Args:
+            failure: seen by this node.
+            generation: that it ended.
+
+        Returns:
+            All there were on any node, oldest first; of this generation the one that was told first.
+        """
+        told = replace(failure, traceback="")
+        charged = self._nodes.charge_restart(asdict(told))
+        failures = [Failure(**{key: each[key] for key in each if key in _FIELDS}) for each in charged]
+        if not any(each["generation"] == generation for each in charged):
+            return [*failures, failure]
+        if failures[-1] == told:
+            failures[-1] = failure
+        return failures
+
+    def cause_elsewhere(self, raise_if_stopped: Callable[[], None]) -> Change | None:
+        """What other nodes say of a generation whose workers here only lost their peers.
+
+        Args:
+            raise_if_stopped: called again and again while they are waited for.
+        """
+        if self._nodes.round is None or len(self._nodes.round.members) == 1:
+            return None
+        deadline = time.monotonic() + 2 * self._nodes.patience
+        while (change := self._nodes.changed()) is None and (left := deadline - time.monotonic()) > 0:
+            wait([self._nodes.reader, self._stop.reader], timeout=left)
+            raise_if_stopped()
+        return change
+
+    def restarted(self) -> bool:
+        """Whether there was another failure since this was asked last; False at the first time."""
+        before, self._before = self._before, len(self._nodes.failures)
+        return before is not None and self._before > before
