@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fsspec.registry import _registry
 from omegaconf import OmegaConf
 
 from elastic_harness.config import SCHEMAS, RunConfig, allowed_keys, parse, to_yaml
@@ -230,6 +231,7 @@ def test_parse_when_checkpoints_go_to_s3_without_its_package_then_the_extra_is_n
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "s3fs", None)
+    monkeypatch.delitem(_registry, "s3", raising=False)  # an earlier test may have imported it
     (problem,) = problems_of(checkpoint__dir="s3://bucket/a")
     assert problem.startswith("checkpoint.dir=s3://bucket/a must be")
     assert "elastic-harness[s3]" in problem
