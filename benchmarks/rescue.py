@@ -90,7 +90,7 @@ def copies(folder: Path, rounds: int) -> tuple[float, float]:
     plain, node = [], []
     for number in range(rounds):
         plain.append(_seconds(lambda: {name: tensor.clone() for name, tensor in state.items()}))
-        node.append(_seconds(partial(write_state, state, memory.path_for(number % 2))))
+        node.append(_seconds(partial(write_state, state, number % 2, memory.places)))
     memory.drop()
     return statistics.median(plain), statistics.median(node)
 

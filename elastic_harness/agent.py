@@ -46,6 +46,7 @@ from elastic_harness.process_state import ProcessState
 from elastic_harness.rendezvous import Change, ElasticRendezvous, Kind
 from elastic_harness.rescue import rescue
 from elastic_harness.restart import Failure, RestartPolicy
+from elastic_harness.result import finite
 from elastic_harness.run_folder import RunFolder
 from elastic_harness.stop_signals import StopSignals
 
@@ -61,8 +62,7 @@ class ElasticAgent(LocalElasticAgent):
     """Runs one function in a group of workers, generation after generation.
 
     ``run()`` returns when the workers of all nodes have finished. ``output`` then holds the result; None if the run
-    has finished without this node. ``generation``, ``step``,
-    ``world_size`` and ``evaluated`` (the newest validation) say how far it is, at any time.
+    has finished without this node. ``generation``, ``step`` and ``world_size`` say how far it is, at any time.
 
     Args:
         spec: torch's description of the worker group; its ``max_restarts`` is not used.
@@ -100,7 +100,6 @@ class ElasticAgent(LocalElasticAgent):
     ) -> None:
         super().__init__(spec, DefaultLogsSpecs(os.devnull), start_method="forkserver")
         self.output: bytes | None = None
-        self.evaluated: Evaluated | None = None
         self.generation = folder.next_generation() - 1
         self.step = timeline.last_step() if timeline is not None else 0
         self._payload = zygote.context().RawArray(ctypes.c_char, len(payload))
@@ -224,7 +223,7 @@ class ElasticAgent(LocalElasticAgent):
         step = max((each.progress.begun for each in self._locals), default=0) if finish_step else 0
         if self._states is None:
             return
-        path = rescue(self._locals, self._read, self._states.memory.path_for, step=step, seconds=seconds)
+        path = rescue(self._locals, self._read, self._states.memory.places, step=step, seconds=seconds)
         if path is not None:
             self._record("rescued", step=step_of(path))
             self.step = step_of(path)
@@ -274,7 +273,7 @@ class ElasticAgent(LocalElasticAgent):
             store_port=group.master_port,
             resume_path=state.path if state else None,
             resume_step=state.step if state else -1,
-            node_memory=str(self._states.memory.path) if self._states else None,
+            node_memory=tuple(map(str, self._states.memory.places)) if self._states else (),
             lock_path=str(self._folder.workers_lock),
             log_path=str(logs / f"rank_{member.global_rank}.log"),
         )
@@ -317,9 +316,10 @@ class ElasticAgent(LocalElasticAgent):
                     self.step = max(self.step, message.step)
                     if self._states is not None:
                         self._states.submit(message, self.generation)
-                case Evaluated():
-                    self.evaluated = message
+                case Evaluated(epoch, step, metrics):
                     self._display.evaluated(message)
+                    if self._leads:
+                        self._record("evaluated", step=step, epoch=epoch, metrics=finite(metrics))
                 case Raised():
                     source.raised = message
                 case Held():

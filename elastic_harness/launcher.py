@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytorch_lightning as pl
+import yaml
 from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.strategies.launchers.launcher import _Launcher
 from pytorch_lightning.trainer.states import TrainerFn
@@ -40,7 +41,7 @@ from elastic_harness.process_state import ProcessState
 from elastic_harness.rendezvous import ElasticRendezvous
 from elastic_harness.restart import RestartPolicy
 from elastic_harness.result import Result
-from elastic_harness.run_folder import RunFolder
+from elastic_harness.run_folder import RunFolder, finished_text
 from elastic_harness.stop_signals import StopSignals
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class ElasticLauncher(_Launcher):
             TrainingFailed: the workers failed for good.
             ClusterError: the other nodes cannot be reached.
             Stopped: a signal or a notice asked the run to stop.
-            SystemExit: the run has finished without this node.
+            SystemExit: the run has finished without this process.
         """
         if zygote.importing_script():
             # A worker is importing the user's script and met fit() again. Its agent knows what the code means.
@@ -127,6 +128,7 @@ class ElasticLauncher(_Launcher):
         ):
             fingerprint = None
             if trainer.state.fn == TrainerFn.FITTING:
+                self._end_if_finished(folder)
                 _require_same_module(args[0], folder)
                 fingerprint = self._prepare(trainer, args[0], folder)
             payload = pickling.dumps(trainer, function, args, kwargs)
@@ -184,7 +186,7 @@ class ElasticLauncher(_Launcher):
         event = "run_finished" if speaks_for_run else "node_left"
         launch.timeline.record(event, **place, status=ending.status, failure=ending.failure)
         if speaks_for_run:
-            result = Result.of(ending.status, ending.failure, launch.timeline, ending.output, agent.evaluated)
+            result = Result.of(ending.status, ending.failure, launch.timeline, ending.output)
             self._display.summary(result, launch.folder, ending.notice, launch.states.memory.newest())
             launch.folder.write_result(result)
         elif ending.status == "failed" and launch.states.memory.newest() is not None:
@@ -230,6 +232,15 @@ class ElasticLauncher(_Launcher):
             modules=(type(launch.module).__module__,),
             states=launch.states,
         )
+
+    def _end_if_finished(self, folder: RunFolder) -> None:
+        """The process that had the folder may have finished the run while this one waited."""
+        if self._strategy.config_yaml is None or not folder.first:
+            return
+        result = folder.finished(self._strategy.resume, yaml.safe_load(self._strategy.config_yaml)["trainer"])
+        if result is not None:
+            self._display.line(finished_text(str(folder.path), result))
+            raise SystemExit(0)
 
     def _prepare(self, trainer: pl.Trainer, module: pl.LightningModule, folder: RunFolder) -> dict[str, Any]:
         """Make the Trainer ready, and see that the run can go on in its folder; gives its fingerprint."""

@@ -61,7 +61,7 @@ class Assignment:
         store_port: port of it.
         resume_path: the most advanced state that this node can reach; None if there is none.
         resume_step: the run's own optimizer steps in it; -1 if there is none.
-        node_memory: folder in this node's memory; None where nothing is trained.
+        node_memory: folders for states on this node, see ``NodeMemory.places``; empty where nothing is trained.
         lock_path: file that the worker holds locked while it lives.
         log_path: file that takes the worker's stdout and stderr.
     """
@@ -76,7 +76,7 @@ class Assignment:
     store_port: int
     resume_path: str | None
     resume_step: int
-    node_memory: str | None
+    node_memory: tuple[str, ...]
     lock_path: str
     log_path: str
 
@@ -133,9 +133,10 @@ class Held(NamedTuple):
 
 
 class HandedOver(NamedTuple):
-    """Answers ``HandOver``: the state is in the file, unless there is an ``error``."""
+    """Answers ``HandOver``: the state is in the file; there is none if there is an ``error``."""
 
-    error: str | None
+    path: str | None
+    error: str | None = None
 
 
 Message = Resumed | Capture | Evaluated | Raised | Finished | Signalled | Held | HandedOver
@@ -149,9 +150,10 @@ class Hold(NamedTuple):
 
 
 class HandOver(NamedTuple):
-    """Order of the agent: write the state that is held to this file."""
+    """Order of the agent: write the state that is held, see ``write_state``."""
 
-    path: str
+    step: int
+    places: tuple[str, ...]
 
 
 class Dismiss(NamedTuple):

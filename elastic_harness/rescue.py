@@ -6,8 +6,8 @@ or waiting in a collective for a peer that will never come, which runs no signal
     agent                                   worker's rescue thread
     Hold(step)      to every worker   ->    waits for that step, keeps the training thread from updating
                                       <-    Held(step)
-    HandOver(path)  to the farthest   ->    writes its state; if it cannot, to the next one
-                                      <-    HandedOver(step)
+    HandOver(step)  to the farthest   ->    writes its state; if it cannot, to the next one
+                                      <-    HandedOver(path)
     ends them all                     ->    Dismiss, if all have finished
 """
 
@@ -84,24 +84,23 @@ class RescueThread(threading.Thread):
                 self.dismissed.set()
             case Hold(step, seconds):
                 self._send(Held(boundary.hold(step, seconds) if boundary else None))
-            case HandOver(path):
+            case HandOver(step, places):
                 assert boundary is not None
-                self._hand_over(boundary, Path(path))
+                self._send(_hand_over(boundary, step, places))
 
-    def _hand_over(self, boundary: Boundary, path: Path) -> None:
-        try:
-            with boundary.readable():
-                write_state(converted(boundary.state()), path)
-        except Exception as error:  # the agent asks another worker, and says why
-            self._send(HandedOver(f"{path} cannot be written ({type(error).__name__}: {error})"))
-        else:
-            self._send(HandedOver(None))
+
+def _hand_over(boundary: Boundary, step: int, places: Sequence[str]) -> HandedOver:
+    try:
+        with boundary.readable():
+            return HandedOver(str(write_state(converted(boundary.state()), step, list(map(Path, places)))))
+    except Exception as error:  # the agent asks another worker, and says why
+        return HandedOver(None, f"{type(error).__name__}: {error}")
 
 
 def rescue(
     workers: Sequence[LocalWorker],
     read: Callable[[LocalWorker], None],
-    path_for: Callable[[int], Path],
+    places: Sequence[Path],
     *,
     step: int,
     seconds: float,
@@ -111,7 +110,7 @@ def rescue(
     Args:
         workers: of this node; those that are gone or do not answer are left out.
         read: takes in what a worker has sent.
-        path_for: gives the file for a state of so many steps.
+        places: folders for it, see ``write_state``.
         step: the step to be finished first; 0 is none.
         seconds: how long all of it may take.
 
@@ -128,12 +127,11 @@ def rescue(
             until = min(deadline, time.monotonic() + _OTHERS_SECONDS)
     holding = [(each.held_step, each) for each in workers if each.held_step is not None]
     for held, worker in sorted(holding, key=lambda pair: -pair[0]):
-        path = path_for(held)
-        worker.order(HandOver(str(path)))
+        worker.order(HandOver(held, tuple(map(str, places))))
         while worker.handed_over is None and worker.process.is_alive() and time.monotonic() < deadline:
             _hear([worker], read)
-        if worker.handed_over is not None and worker.handed_over.error is None:
-            return path
+        if worker.handed_over is not None and worker.handed_over.path is not None:
+            return Path(worker.handed_over.path)
         log.warning("rank %d did not hand its state over: %s", worker.assignment.rank, worker.handed_over)
     return None
 

@@ -6,14 +6,13 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsFloat
 
 import torch
 
 from elastic_harness.events import Timeline
 
 if TYPE_CHECKING:
-    from elastic_harness.messages import Evaluated
     from elastic_harness.output import Output
 
 
@@ -26,7 +25,7 @@ class Result:
         failure: what went wrong, why it was not retried, and the log; None unless the run failed.
         step: optimizer steps finished.
         epoch: epochs finished, as of the last validation if the run did not finish; None if there was none.
-        metrics: the Trainer's callback metrics, likewise; None for one that is not a finite number.
+        metrics: the Trainer's callback metrics, likewise; see ``finite``.
         weights_sha256: hash of the final ``state_dict``, keys sorted; None unless the run finished.
         generations: worker groups started.
         restarts: worker groups started because of a failure.
@@ -48,21 +47,19 @@ class Result:
     wall_seconds: float
 
     @classmethod
-    def of(
-        cls, status: str, failure: str | None, timeline: Timeline, output: Output | None, evaluated: Evaluated | None
-    ) -> Result:
-        """Put the result together from the timeline, from what rank 0 sent in the end, and from its last validation."""
+    def of(cls, status: str, failure: str | None, timeline: Timeline, output: Output | None) -> Result:
+        """Put the result together from the timeline and from what rank 0 sent in the end."""
         events = list(timeline.read())
         started = [event for event in events if event["event"] == "generation_started"]
         generations = {event["generation"]: event for event in started}.values()  # each node tells of each
-        last = output or evaluated
-        metrics = output.callback_metrics if output else evaluated.metrics if evaluated else {}
+        evaluations = [event for event in events if event["event"] == "evaluated"]
+        evaluated = evaluations[-1] if evaluations else {}
         return cls(
             status=status,
             failure=failure,
             step=events[-1]["step"],
-            epoch=last.epoch if last else None,
-            metrics={name: float(value) if math.isfinite(value) else None for name, value in metrics.items()},
+            epoch=output.epoch if output else evaluated.get("epoch"),
+            metrics=finite(output.callback_metrics) if output else evaluated.get("metrics", {}),
             weights_sha256=weights_sha256(output.state_dict) if output and output.state_dict else None,
             generations=len(generations),
             restarts=len({event["generation"] for event in started if event.get("restart", False)}),
@@ -70,6 +67,11 @@ class Result:
             world_sizes=[event.get("world_size", 0) for event in generations],
             wall_seconds=_wall_seconds(events),
         )
+
+
+def finite(metrics: Mapping[str, SupportsFloat]) -> dict[str, float | None]:
+    """Metrics as numbers that JSON has; None for one that is not finite."""
+    return {name: value if math.isfinite(value := float(each)) else None for name, each in metrics.items()}
 
 
 def _wall_seconds(events: Sequence[Mapping[str, Any]]) -> float:

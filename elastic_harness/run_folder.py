@@ -20,7 +20,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from elastic_harness.checkpoint.files import CheckpointFolder
-from elastic_harness.config import RunConfig
 from elastic_harness.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -132,17 +131,20 @@ class RunFolder:
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    def finished(self, run: RunConfig) -> dict[str, Any] | None:
+    def finished(self, resume: str, trainer: Mapping[str, Any]) -> dict[str, Any] | None:
         """What ``result.json`` says of a run that finished, or None if there is something left to train.
 
-        A run that finished with another ``trainer.max_epochs``, ``max_steps`` or ``max_time`` goes on.
+        Args:
+            resume: the key ``resume``.
+            trainer: the group ``trainer``. A run that finished with another ``max_epochs``, ``max_steps`` or
+                ``max_time`` goes on.
         """
-        if run.resume == "never" or not self._result.exists() or not self._config.exists():
+        if resume == "never" or not self._result.exists() or not self._config.exists():
             return None
         try:
             result: dict[str, Any] = json.loads(self._result.read_text())
             recorded = yaml.safe_load(self._config.read_text())["trainer"]
-            same = all(recorded.get(key) == run.trainer.get(key) for key in ("max_epochs", "max_steps", "max_time"))
+            same = all(recorded.get(key) == trainer.get(key) for key in ("max_epochs", "max_steps", "max_time"))
             return result if result["status"] == "finished" and same else None
         except (ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):
             return None  # Damaged, so nothing is known; the checkpoints decide.
@@ -202,6 +204,14 @@ class RunFolder:
         temporary = self.path / f".{name}.partial"
         temporary.write_text(text)
         temporary.rename(self.path / name)
+
+
+def finished_text(path: str, result: Mapping[str, Any]) -> str:
+    """What is said instead of training a run once more."""
+    return (
+        f"The run in {path} has finished after {result['step']} steps: raise trainer.max_epochs to train on, or use "
+        "resume=never to start over."
+    )
 
 
 def checkpoints_below(checkpoint_dir: str, run_folder: Path) -> str:

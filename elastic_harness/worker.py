@@ -173,9 +173,7 @@ def _set_boundaries(
     (checkpoint,) = (callback for callback in callbacks if isinstance(callback, ElasticCheckpoint))
     boundary = Boundary(trainer) if checkpoint.rescue else None
     rescuer.boundary = trainer.strategy.boundary = boundary  # type: ignore[attr-defined]
-    assert assignment.node_memory is not None
-    memory = Path(assignment.node_memory)
-
+    places = [Path(each) for each in assignment.node_memory]
     loads_again = False
 
     def on_boundary(following: Next) -> None:
@@ -191,7 +189,7 @@ def _set_boundaries(
             refuse_what_does_not_load(converted(state))
             loads_again = True
         if kinds and trainer.is_global_zero:
-            send(checkpoint.capture(state, kinds, memory, last=following is Next.END))
+            send(checkpoint.capture(state, kinds, places, last=following is Next.END))
 
     loops.install(trainer, on_boundary)
 

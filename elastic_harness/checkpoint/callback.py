@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from pytorch_lightning.trainer.states import TrainerFn
 
 from elastic_harness.checkpoint import files, plain_state
 from elastic_harness.checkpoint.files import CheckpointFolder
-from elastic_harness.checkpoint.node_memory import state_path, write_state
+from elastic_harness.checkpoint.node_memory import write_state
 from elastic_harness.checkpoint.writer import Capture
 from elastic_harness.config import CheckpointConfig, ObjectiveConfig
 from elastic_harness.config.spelling import unknown
@@ -107,12 +108,12 @@ class ElasticCheckpoint(Checkpoint):
             self.metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
         return kinds
 
-    def capture(self, state: dict[str, Any], kinds: list[files.Kind], memory: Path, *, last: bool) -> Capture:
+    def capture(self, state: dict[str, Any], kinds: list[files.Kind], places: Sequence[Path], *, last: bool) -> Capture:
         """Put a state that is due into the node's memory, from where the agent writes it."""
         state = plain_state.converted(state)
-        path = state_path(memory, state["global_step"])
-        write_state(state, path)
-        return Capture(str(path), state["global_step"], state["epoch"], tuple(kinds), tuple(self._scores), last)
+        step: int = state["global_step"]
+        path = write_state(state, step, places)
+        return Capture(str(path), step, state["epoch"], tuple(kinds), tuple(self._scores), last)
 
     def _require_objective(self, trainer: pl.Trainer) -> None:
         metric, logged = self._objective.metric, trainer.callback_metrics

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.distributed import Store
 
 from elastic_harness.checkpoint.node_memory import state_path
+from elastic_harness.checkpoint.storage import open_storage
 
 if TYPE_CHECKING:
     from elastic_harness.messages import Assignment
@@ -43,27 +44,28 @@ def elect(assignment: Assignment, store: Store, device: torch.device) -> tuple[s
     mine = assignment.resume_path if assignment.resume_step == step else None
     if len(holders) == assignment.num_nodes:
         return mine, step
-    assert assignment.node_memory is not None
-    path = Path(mine) if mine is not None else state_path(Path(assignment.node_memory), max(step, 0))
-    _spread(path, holders[0], takes=mine is None and assignment.local_rank == 0, device=device)
-    return str(path), step
+    target = state_path(Path(assignment.node_memory[0]), max(step, 0))
+    _spread(mine, target, holders[0], takes=mine is None and assignment.local_rank == 0, device=device)
+    return mine or str(target), step
 
 
-def _spread(path: Path, source: int, *, takes: bool, device: torch.device) -> None:
-    """Send a file of one worker to all; those that take it write it."""
+def _spread(mine: str | None, target: Path, source: int, *, takes: bool, device: torch.device) -> None:
+    """Send the file or object of one worker to all; those that take it write it to ``target``."""
     sends = dist.get_rank() == source
-    size = torch.tensor([path.stat().st_size if sends else 0], device=device)
+    folder, _, name = (mine or "").rpartition("/")
+    storage = open_storage(folder)
+    size = torch.tensor([storage.size(name) if sends else 0], device=device)
     dist.broadcast(size, source)
-    partial = path.with_name(f"{path.name}.partial")
-    with path.open("rb") if sends else partial.open("wb") if takes else contextlib.nullcontext() as file:
+    partial = target.with_name(f"{target.name}.partial")
+    with storage.open(name) if sends else partial.open("wb") if takes else contextlib.nullcontext() as file:
         for start in range(0, int(size), _BLOCK):
             block = torch.empty(min(_BLOCK, int(size) - start), dtype=torch.uint8)
             if sends and file:
-                file.readinto(block.numpy().data)
+                file.readinto(block.numpy().data)  # type: ignore[attr-defined]
             block = block.to(device)
             dist.broadcast(block, source)
             if takes and file:
                 file.write(block.cpu().numpy().data)
     if takes:
-        partial.rename(path)
+        partial.rename(target)
     dist.barrier()

@@ -11,11 +11,13 @@ import shutil
 import stat
 import threading
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from elastic_harness.checkpoint.fingerprint import compare
+from elastic_harness.checkpoint.storage import KEPT
+from elastic_harness.errors import CheckpointError
 
 _SHARED_MEMORY = Path("/dev/shm")
 _OWN = f"elastic-harness-{os.getuid()}-"
@@ -36,6 +38,10 @@ class NodeMemory:
         run_folder: the run's folder.
         weights: bytes of the module's parameters.
         on_disk: takes the states where ``/dev/shm`` is missing or small.
+
+    Attributes:
+        path: the folder for states.
+        places: it, and what takes them when it is full.
     """
 
     def __init__(self, run_folder: Path, weights: int, on_disk: Path) -> None:
@@ -44,7 +50,8 @@ class NodeMemory:
         has_room = _made(shared) and _room_in(shared) >= _STATES * weights
         if not has_room:
             on_disk.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.path = shared if has_room else on_disk
+        self.places = (shared, on_disk) if has_room else (on_disk,)
+        self.path = self.places[0]
         # An earlier start may have chosen the other one.
         self._folders = [folder for folder in (shared, on_disk) if has_room or folder == on_disk or _is_own(folder)]
         (self.path / _RUN_FOLDER).write_text(str(run_folder.absolute()))
@@ -61,10 +68,6 @@ class NodeMemory:
         if self.newest() is not None and noted.exists() and not force:
             compare(json.loads(noted.read_text()), fingerprint, str(self.path))
         noted.write_text(json.dumps(fingerprint))
-
-    def path_for(self, step: int) -> Path:
-        """Where a state goes."""
-        return state_path(self.path, step)
 
     def newest(self) -> Path | None:
         """The state with the most steps that is whole."""
@@ -106,10 +109,39 @@ def state_path(folder: Path, step: int) -> Path:
     return folder / f"{_PREFIX}{step:08d}.ckpt"
 
 
-def write_state(state: dict[str, Any], path: Path) -> None:
-    """Write a state so that a file under its final name is always whole, whoever else writes the same one."""
+def write_state(state: dict[str, Any], step: int, places: Sequence[Path]) -> Path:
+    """Write a state so that a file under its final name is always whole, whoever else writes the same one.
+
+    Args:
+        state: what ``torch.save`` can save.
+        step: optimizer steps in it.
+        places: the folders for it; a later one is for when those before it are full.
+
+    Returns:
+        The file.
+
+    Raises:
+        CheckpointError: none of the folders takes it.
+    """
+    reasons = []
+    for folder in places:
+        path = state_path(folder, step)
+        try:
+            _write(state, path)
+        except (OSError, RuntimeError) as error:  # torch has none but the latter for a file that is full
+            reasons.append(f"{folder} ({type(error).__name__}: {error})")
+        else:
+            return path
+    raise CheckpointError(
+        f"the state after step {step} cannot be put into {' or '.join(reasons)}: free room there. {KEPT}",
+        permanent=True,
+    )
+
+
+def _write(state: dict[str, Any], path: Path) -> None:
     import torch  # here, so that the agent's side is possible without it
 
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.partial")
     with _WRITING, temporary.open("wb") as file:
         # What is in memory need not be guarded against a failing disk; the sums would take longer than the copy.

@@ -37,7 +37,7 @@ from elastic_harness.config.rules import unnamed_run
 from elastic_harness.entry import hydra_messages
 from elastic_harness.entry.new_folders import remove_new_empty_folders
 from elastic_harness.errors import ConfigError, HarnessError, Stopped
-from elastic_harness.run_folder import RunFolder
+from elastic_harness.run_folder import RunFolder, finished_text
 
 _FULL_ERROR = "HYDRA_FULL_ERROR"
 _SWEEP = ("-m", "--multirun")
@@ -123,13 +123,10 @@ class EarlierResult:
 
 def already_finished(run: RunConfig) -> EarlierResult | None:
     """Say so if the run folder holds a finished run, which is then left as it is."""
-    result = RunFolder(Path(run.run_dir)).finished(run)
+    result = RunFolder(Path(run.run_dir)).finished(run.resume, run.trainer)
     if result is None:
         return None
-    print(  # noqa: T201
-        f"The run in {run.run_dir} has finished after {result['step']} steps: raise trainer.max_epochs to train on, "
-        "or use resume=never to start over."
-    )
+    print(finished_text(run.run_dir, result))  # noqa: T201
     return EarlierResult(result["metrics"].get(run.objective.metric))
 
 

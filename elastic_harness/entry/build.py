@@ -23,7 +23,7 @@ from hydra.errors import InstantiationException
 from hydra.types import RunMode
 from hydra.utils import instantiate
 from lightning_fabric.utilities.exceptions import MisconfigurationException
-from pytorch_lightning.callbacks import Callback
+from pytorch_lightning.callbacks import Callback, Checkpoint
 from pytorch_lightning.loggers import Logger
 
 from elastic_harness.config import RunConfig, to_yaml
@@ -50,7 +50,7 @@ def build(run: RunConfig) -> tuple[pl.LightningModule, pl.LightningDataModule, p
     pl.seed_everything(run.seed, workers=True, verbose=False)
     model = _model(run)
     data = _instance("data", run.data, pl.LightningDataModule)
-    callbacks = [_instance(f"callbacks.{name}", node, Callback) for name, node in run.callbacks.items()]
+    callbacks = [_callback(name, node) for name, node in run.callbacks.items()]
     logger = _instance("logger", run.logger, Logger) if run.logger else False
     check = getattr(data, "check", None)
     if callable(check):
@@ -175,6 +175,17 @@ def _trainer(run: RunConfig, callbacks: list[Callback], logger: Logger | bool) -
             enable_progress_bar=False,
             enable_checkpointing=False,
         )
+
+
+def _callback(name: str, node: Mapping[str, Any]) -> Callback:
+    made: Callback = _instance(f"callbacks.{name}", node, Callback)
+    if isinstance(made, Checkpoint):
+        raise ConfigError(
+            f"callbacks.{name}._target_={node['_target_']} must not write checkpoints, which the group checkpoint is "
+            f"for: leave callbacks.{name} out, and use checkpoint.every_n_steps, checkpoint.every_seconds, and "
+            "checkpoint.keep_best with objective.metric and objective.direction."
+        )
+    return made
 
 
 @contextmanager

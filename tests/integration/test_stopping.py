@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.integration.conftest import Run, alive
+from tests.integration.conftest import Run, alive, traced
 
 LONG = ("trainer.max_epochs=25",)
 LOADERS = ("data._target_=probes.LoadedDigits",)
@@ -132,6 +132,26 @@ def test_run_when_already_finished_then_says_so_and_touches_nothing(start: Calla
     assert contents(again.folder) == before
 
 
+def test_run_when_it_finishes_while_a_second_start_waits_then_that_touches_nothing(
+    start: Callable[..., Run], tmp_path: Path
+) -> None:
+    overrides = (
+        "trainer.max_epochs=5",
+        f"+callbacks.trace={{_target_: probes.StepTrace, path: {tmp_path / 'trace'}}}",
+        f"+callbacks.gates={{_target_: probes.Gates, folder: {tmp_path}, steps: [59]}}",
+    )
+    run = start(*overrides)
+    run.wait_until(lambda: (tmp_path / "trace").exists() and traced(tmp_path / "trace") == 59)
+    second = start(*overrides)
+    second.wait_until(lambda: "run folder" in second.stdout)
+    (tmp_path / "59").touch()
+    run.finish()
+    second.finish()
+    assert "has finished after 60 steps" in second.stdout
+    assert len(run.events("run_started")) == 1
+    assert run.result["step"] == 60
+
+
 def test_run_when_finished_and_max_epochs_raised_then_trains_only_the_added_epochs(start: Callable[..., Run]) -> None:
     run = start()
     run.finish()
@@ -155,6 +175,7 @@ def test_run_when_finished_then_extended_and_killed_then_still_trains_the_added_
     again.process.send_signal(signal.SIGTERM)
     again.finish(code=143)
     assert "has finished" not in again.stdout
+    assert again.result["metrics"]["val/acc"] > 0.5
 
 
 def test_run_when_nothing_is_left_to_train_then_keeps_its_metrics(start: Callable[..., Run]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from elastic_harness.checkpoint.node_memory import step_of
 from elastic_harness.local_worker import LocalWorker
 from elastic_harness.messages import Assignment, HandedOver, Held, Message, Signalled
 from elastic_harness.rescue import RescueThread, rescue
@@ -56,7 +57,7 @@ def worker() -> Iterator[Make]:
         thread = RescueThread(theirs, theirs.send)
         thread.boundary = boundary
         thread.start()
-        assignment = Assignment(0, rank, rank, 3, 0, 1, "", 0, None, -1, None, "", "")
+        assignment = Assignment(0, rank, rank, 3, 0, 1, "", 0, None, -1, (), "", "")
         made.append((LocalWorker(assignment, Alive(), ours, None), thread))  # type: ignore[arg-type]
         return made[-1][0]
 
@@ -81,15 +82,16 @@ def take(source: LocalWorker, message: Message) -> None:
 
 def test_rescue_when_workers_hold_different_steps_then_the_farthest_is_kept(tmp_path: Path, worker: Make) -> None:
     workers = [worker(rank, HeldState(step, {"step": step})) for rank, step in enumerate((4, 5, None))]
-    path = rescue(workers, read, lambda step: tmp_path / f"{step}", step=0, seconds=60.0)
-    assert path == tmp_path / "5"
+    path = rescue(workers, read, [tmp_path], step=0, seconds=60.0)
+    assert path is not None
+    assert step_of(path) == 5
     assert torch.load(path, weights_only=True) == {"step": 5}
 
 
 def test_rescue_when_the_first_cannot_write_its_state_then_the_next_one_is_asked(tmp_path: Path, worker: Make) -> None:
     cannot = HeldState(5, {"step": lambda: 5})  # it does not pickle
     workers = [worker(0, cannot), worker(1, HeldState(5, {"step": 5})), worker(2, cannot)]
-    path = rescue(workers, read, lambda step: tmp_path / f"{step}", step=0, seconds=60.0)
+    path = rescue(workers, read, [tmp_path], step=0, seconds=60.0)
     assert path is not None
     assert torch.load(path, weights_only=True) == {"step": 5}
     assert list(tmp_path.iterdir()) == [path], "nothing half written is left"
@@ -97,7 +99,7 @@ def test_rescue_when_the_first_cannot_write_its_state_then_the_next_one_is_asked
 
 def test_rescue_when_nobody_has_a_state_then_there_is_none(tmp_path: Path, worker: Make) -> None:
     workers = [worker(0, None), worker(1, HeldState(None))]
-    assert rescue(workers, read, lambda step: tmp_path / f"{step}", step=0, seconds=60.0) is None
+    assert rescue(workers, read, [tmp_path], step=0, seconds=60.0) is None
 
 
 def test_rescue_thread_when_the_worker_gets_a_stop_signal_then_the_agent_is_told(worker: Make) -> None:

@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import pytest
 import torch
 
 from elastic_harness.events import Timeline
-from elastic_harness.messages import Evaluated
-from elastic_harness.result import Result, weights_sha256
+from elastic_harness.result import Result, finite, weights_sha256
 
 
 def test_weights_sha256_when_anything_differs_then_so_does_the_hash() -> None:
@@ -39,8 +37,12 @@ def test_result_when_put_together_then_counts_over_all_starts_of_the_run(tmp_pat
         timeline.record("generation_started", generation=generation, step=0, world_size=world_size, restart=restart)
     timeline.record("resumed", generation=1, step=20, world_size=2, steps_lost=7)
     timeline.record("resumed", generation=2, step=40, world_size=3, steps_lost=0)
+    for step, epoch, accuracy in ((23, 1, 0.4), (46, 2, 0.5)):
+        metrics = finite({"val/acc": accuracy, "nan": float("nan")})
+        timeline.record("evaluated", generation=2, step=step, world_size=3, epoch=epoch, metrics=metrics)
+    timeline.record("run_started", generation=None, step=None, world_size=None)
     timeline.record("run_finished", generation=2, step=50, world_size=3, status="failed")
-    result = Result.of("failed", "rank 1 raised", timeline, None, Evaluated(2, 46, {"val/acc": 0.5, "nan": math.nan}))
+    result = Result.of("failed", "rank 1 raised", timeline, None)
     assert (result.generations, result.restarts, result.steps_lost) == (3, 1, 7)
     assert result.world_sizes == [2, 2, 3]
     assert result.weights_sha256 is None
@@ -60,4 +62,4 @@ def test_result_when_there_were_several_starts_then_their_seconds_are_added(
     ):
         monkeypatch.setattr("time.time", lambda moment=moment: moment)
         timeline.record(name, generation=0, step=1, world_size=1)
-    assert Result.of("finished", None, timeline, None, None).wall_seconds == 9.0
+    assert Result.of("finished", None, timeline, None).wall_seconds == 9.0

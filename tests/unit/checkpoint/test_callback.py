@@ -41,7 +41,7 @@ def fit(
     def on_boundary(following: Next) -> None:
         if kinds := callback.due(made, following):
             state = made._checkpoint_connector.dump_checkpoint(weights_only=False)
-            states.submit(callback.capture(state, kinds, states.memory.path, last=following is Next.END), 0)
+            states.submit(callback.capture(state, kinds, states.memory.places, last=following is Next.END), 0)
             states.finish_writing()
 
     made.strategy.is_exact = True  # type: ignore[attr-defined]

@@ -26,13 +26,13 @@ def test_states_when_a_stop_leaves_no_time_to_write_then_that_is_said_and_the_st
     monkeypatch.setattr(CheckpointFolder, "write", hang)
     stop = StopSignals(grace_seconds=0.2)
     memory = NodeMemory(tmp_path, 0, tmp_path / ".states")
-    write_state({}, memory.path_for(7))
+    held = write_state({}, 7, memory.places)
     states = RunStates(memory, CheckpointFolder(tmp_path / "checkpoints"), 2, {}, None, stop)
     threading.Thread(target=lambda: writing.wait() and stop.give_notice("a notice while it is written")).start()
     try:
         with pytest.raises(CheckpointError, match=r"preemption.grace_seconds=0.2 is too short .* raise it"):
             states.keep_newest(0, 0)
-        assert memory.newest() == memory.path_for(7)
+        assert memory.newest() == held
     finally:
         released.set()
         memory.drop()

@@ -119,3 +119,9 @@ def test_objective_when_the_metric_was_logged_then_it_is_a_float(tmp_path: Path)
     assert objective(run(tmp_path, objective=ObjectiveConfig("val/acc")), trainer) == 0.5
     with pytest.raises(HarnessError, match="did you mean val/acc"):
         objective(run(tmp_path, objective=ObjectiveConfig("val/ac")), trainer)
+
+
+def test_build_when_a_callback_writes_checkpoints_then_the_group_that_does_is_named(tmp_path: Path) -> None:
+    callbacks = {"best": {"_target_": "pytorch_lightning.callbacks.ModelCheckpoint", "monitor": "val/acc"}}
+    with pytest.raises(ConfigError, match=r"leave callbacks.best out, and use checkpoint.every_n_steps"):
+        build(run(tmp_path, callbacks=callbacks))
