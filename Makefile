@@ -20,8 +20,9 @@ check: install
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+# Two tests at a time: half of one is waiting.
 test: check
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses 2 --dist worksteal
 
 test-nodes: install
 	$(BIN)/pytest -m nodes
