@@ -9,12 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from elastic_harness.config import (
+    BackoffConfig,
     CheckpointConfig,
     ElasticConfig,
     ObjectiveConfig,
     PreemptionConfig,
     RendezvousConfig,
     RestartConfig,
+    WatchdogConfig,
 )
 from elastic_harness.errors import ClusterError, ConfigError, HarnessError, Stopped, TrainingFailed
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from elastic_harness.strategy import ElasticStrategy
 
 __all__ = [
+    "BackoffConfig",
     "CheckpointConfig",
     "ClusterError",
     "ConfigError",
@@ -34,6 +37,7 @@ __all__ = [
     "RestartConfig",
     "Stopped",
     "TrainingFailed",
+    "WatchdogConfig",
 ]
 
 

@@ -8,9 +8,9 @@ only if the restart policy says so.
 from __future__ import annotations
 
 import ctypes
-import logging
 import os
 import signal
+import time
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -25,32 +25,20 @@ from torch.distributed.elastic.rendezvous import RendezvousClosedError
 from elastic_harness import zygote
 from elastic_harness.checkpoint.node_memory import step_of
 from elastic_harness.checkpoint.states import Reachable, RunStates
-from elastic_harness.checkpoint.writer import Capture, Outcome, Written
-from elastic_harness.diagnosis import first_failure
+from elastic_harness.course import Course
+from elastic_harness.diagnosis import first_failure, out_of_memory_kills
 from elastic_harness.display import Display
 from elastic_harness.errors import ClusterError, HarnessError, Stopped, TrainingFailed
-from elastic_harness.events import Timeline
 from elastic_harness.job_failures import JobFailures
 from elastic_harness.local_worker import LocalWorker, dismiss, end
-from elastic_harness.messages import (
-    Assignment,
-    Evaluated,
-    Finished,
-    HandedOver,
-    Held,
-    Raised,
-    Resumed,
-    Signalled,
-)
+from elastic_harness.messages import Assignment, Phase
 from elastic_harness.process_state import ProcessState
 from elastic_harness.rendezvous import Change, ElasticRendezvous, Kind
 from elastic_harness.rescue import rescue
 from elastic_harness.restart import Failure, RestartPolicy
-from elastic_harness.result import finite
 from elastic_harness.run_folder import RunFolder
 from elastic_harness.stop_signals import StopSignals
-
-log = logging.getLogger(__name__)
+from elastic_harness.watchdog import Still, Watchdog, find_culprit
 
 # How long handing over a state may take: after a crash, and the share of the time that a stop leaves; writing a
 # checkpoint of it has the rest.
@@ -61,8 +49,8 @@ _STOP_SHARE = 0.6
 class ElasticAgent(LocalElasticAgent):
     """Runs one function in a group of workers, generation after generation.
 
-    ``run()`` returns when the workers of all nodes have finished. ``output`` then holds the result; None if the run
-    has finished without this node. ``generation``, ``step`` and ``world_size`` say how far it is, at any time.
+    ``run()`` returns when the workers of all nodes have finished. ``course.output`` then holds the result; None if the
+    run has finished without this node.
 
     Args:
         spec: torch's description of the worker group; its ``max_restarts`` is not used.
@@ -71,11 +59,12 @@ class ElasticAgent(LocalElasticAgent):
         state: what every worker takes over from this process.
         policy: decides about failures.
         folder: the run's folder.
-        timeline: takes the events; None keeps none (evaluation is not part of the run's story).
+        course: says at any time how far the run is, and takes the events.
         display: shows the progress.
         stop: the signals and notices that stop the run.
         modules: what the zygote imports beforehand.
         states: takes the states of the workers, and has those to resume from; None where nothing is trained.
+        watchdog: says when workers stand still.
 
     Raises (from ``run``):
         TrainingFailed: the policy does not allow another generation.
@@ -92,16 +81,15 @@ class ElasticAgent(LocalElasticAgent):
         state: ProcessState,
         policy: RestartPolicy,
         folder: RunFolder,
-        timeline: Timeline | None,
+        course: Course,
         display: Display,
         stop: StopSignals,
         modules: tuple[str, ...],
         states: RunStates | None,
+        watchdog: Watchdog,
     ) -> None:
         super().__init__(spec, DefaultLogsSpecs(os.devnull), start_method="forkserver")
-        self.output: bytes | None = None
-        self.generation = folder.next_generation() - 1
-        self.step = timeline.last_step() if timeline is not None else 0
+        self.course = course
         self._payload = zygote.context().RawArray(ctypes.c_char, len(payload))
         ctypes.memmove(self._payload, payload, len(payload))
         self._nodes = nodes
@@ -109,25 +97,14 @@ class ElasticAgent(LocalElasticAgent):
         self._state = state
         self._policy = policy
         self._folder = folder
-        self._timeline = timeline
         self._display = display
         self._stop = stop
         self._modules = modules
         self._states = states
+        self._watchdog = watchdog
+        self._oom_kills: int | None = None
+        self._has_trained = False
         self._locals: list[LocalWorker] = []
-        self._epoch = 0
-        self._first_step: int | None = None
-        self._made_progress = False
-
-    @property
-    def _leads(self) -> bool:
-        """Whether this node has rank 0, and so writes for the run."""
-        return self._worker_group.group_rank == 0
-
-    @property
-    def world_size(self) -> int:
-        """Number of workers of the current generation on all nodes."""
-        return self._worker_group.workers[0].world_size
 
     # -- life cycle ----------------------------------------------------------------------------------------------
 
@@ -151,7 +128,7 @@ class ElasticAgent(LocalElasticAgent):
         try:
             self._initialize_workers(group)
         except zygote.ZygoteDiedError:
-            return Failure(None, "zygote", "", step=self.step)
+            return Failure(None, "zygote", "", **self._circumstances())
         except DistError as error:
             raise ClusterError(f"the store of a generation cannot be made: {error}") from error
         try:
@@ -174,32 +151,69 @@ class ElasticAgent(LocalElasticAgent):
                 return change
             if result.state is WorkerState.SUCCEEDED and not finished:
                 if self._states is not None:
-                    self._record_written(self._states.finish_writing())
+                    self.course.record_written(self._states.finish_writing())
                 self._nodes.finish()
                 finished = True
                 continue
             self._raise_if_stopped()
             if result.state is WorkerState.FAILED:
-                return first_failure(self._locals, self._read, step=self.step, made_progress=self._made_progress)
+                return first_failure(self._locals, self.course.read, **self._circumstances())
+            still = self._still()
+            if still is not None:
+                return self._hang(still)
             if change is not None:
                 return change
+
+    def _still(self) -> Still | None:
+        running = [each.progress for each in self._locals if each.finished is None]
+        if not running:
+            return None
+        return self._watchdog.look([each.beats for each in running], Phase(running[0].phase), time.monotonic())
+
+    def _hang(self, still: Still) -> Failure:
+        """The failure of a group that stands still."""
+        culprit = find_culprit([each for each in self._locals if each.finished is None])
+        assignment = culprit.worker.assignment
+        seconds = f"for {still.seconds:.0f} s" + (", since it is stopped (SIGSTOP)" if culprit.stopped else "")
+        return Failure(
+            assignment.rank, "hang", still.doing, seconds, culprit.place, log=assignment.log_path,
+            consequence=culprit.waits and assignment.num_nodes > 1, **self._circumstances(),
+        )  # fmt: skip
+
+    def _circumstances(self) -> dict[str, Any]:
+        """What is known of a failure whatever it is."""
+        return {
+            "step": self.course.step,
+            "made_progress": self.course.made_progress,
+            "out_of_memory": out_of_memory_kills() != self._oom_kills,
+            "node": os.uname().nodename if (self._worker_group.group_world_size or 1) > 1 else "",
+            "time": time.time(),
+        }
 
     def _recover(self, failure: Failure) -> None:
         """Go on after a failure, as far as the policy allows, unless it came of what another node tells of."""
         self._raise_if_stopped()
-        self._record("worker_failed", rank=failure.rank, cause=failure.describe(), log=failure.log)
+        self.course.record("worker_failed", rank=failure.rank, cause=failure.describe(), log=failure.log)
         self._rescue(_CRASH_SECONDS)
         self._stop_workers(self._worker_group)
         change = self._failures.cause_elsewhere(self._raise_if_stopped) if failure.consequence else None
         if change is not None:
             self._give_way(change)
             return
-        failures = self._failures.charge(failure, self.generation)
+        failures = self._failures.charge(failure, self.course.generation)
         decision, newest = self._policy.decide(failures), failures[-1]
         if not decision.restart:
             log_line = f"\nfull log: {newest.log}" if newest.log else ""
             raise TrainingFailed(f"{newest.describe()} ({decision.reason}){log_line}", newest.traceback)
         self._display.restarting(newest, decision)
+        self._pause(decision.delay)
+
+    def _pause(self, seconds: float) -> None:
+        """Wait before a restart; a stop ends that."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            wait([self._stop.reader], timeout=left)
+            self._raise_if_stopped()
 
     def _give_way(self, change: Change) -> None:
         """Stop the workers, since the round is over; what they hold is kept."""
@@ -207,14 +221,14 @@ class ElasticAgent(LocalElasticAgent):
         self._stop_workers(self._worker_group)
         if change.kind is Kind.CLOSED:
             raise TrainingFailed(change.text)
-        self._record("round_over", kind=change.kind.value, cause=change.text)
-        self._display.line(f"generation {self.generation} ends at step {self.step}: {change.text}")
+        self.course.record("round_over", kind=change.kind.value, cause=change.text)
+        self._display.line(f"generation {self.course.generation} ends at step {self.course.step}: {change.text}")
 
     def _raise_if_stopped(self) -> None:
         stop = self._stop.first
         if stop is not None:
             if stop.notice is not None:
-                self._record("preemption_notice", notice=stop.notice)
+                self.course.record("preemption_notice", notice=stop.notice)
             self._rescue(_STOP_SHARE * self._stop.seconds_left(), finish_step=True)
             raise Stopped(stop.number, stop.notice)
 
@@ -223,10 +237,10 @@ class ElasticAgent(LocalElasticAgent):
         step = max((each.progress.begun for each in self._locals), default=0) if finish_step else 0
         if self._states is None:
             return
-        path = rescue(self._locals, self._read, self._states.memory.places, step=step, seconds=seconds)
+        path = rescue(self._locals, self.course.read, self._states.memory.places, step=step, seconds=seconds)
         if path is not None:
-            self._record("rescued", step=step_of(path))
-            self.step = step_of(path)
+            self.course.record("rescued", step=step_of(path))
+            self.course.step = step_of(path)
 
     # -- starting ------------------------------------------------------------------------------------------------
 
@@ -242,14 +256,16 @@ class ElasticAgent(LocalElasticAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         zygote.start(self._modules)
         assert self._nodes.round is not None
-        self.generation = self._nodes.round.generation
-        logs = self._folder.log_folder(self.generation)
+        self.course.begin(self._nodes.round)
+        self._watchdog.begin(time.monotonic())
+        self._oom_kills = out_of_memory_kills()
+        logs = self._folder.log_folder(self.course.generation)
         self._locals = []
         state = self._states.reachable() if self._states else None
         for each in state.damaged if state else ():
             self._display.set_aside(*each)
-            self._record("checkpoint_set_aside", checkpoint=each.path, reason=each.reason, moved_to=each.moved_to)
-        if self._states is not None and state is not None and not self._leads:
+            self.course.record("checkpoint_set_aside", checkpoint=each.path, reason=each.reason, moved_to=each.moved_to)
+        if self._states is not None and state is not None and not self.course.leads:
             self._states.memory.drop_before(state.step)
         for member in worker_group.workers:
             assignment = self._assignment(member, worker_group, logs, state)
@@ -257,13 +273,16 @@ class ElasticAgent(LocalElasticAgent):
         workers = [
             {"rank": each.assignment.rank, "pid": each.pid, "node": os.uname().nodename} for each in self._locals
         ]
-        self._display.started(self.generation, [each.pid for each in self._locals])
-        self._record("generation_started", workers=workers, restart=self._failures.restarted())
+        self._display.started(self.course.generation, [each.pid for each in self._locals])
+        restart = self._failures.restarted()
+        resize = self._has_trained and not restart
+        self._has_trained = True
+        self.course.record("generation_started", workers=workers, restart=restart, resize=resize)
         return {each.assignment.local_rank: each.pid for each in self._locals}
 
     def _assignment(self, member: Worker, group: Any, logs: Path, state: Reachable | None) -> Assignment:
         return Assignment(
-            generation=self.generation,
+            generation=self.course.generation,
             rank=member.global_rank,
             local_rank=member.local_rank,
             world_size=member.world_size,
@@ -289,49 +308,16 @@ class ElasticAgent(LocalElasticAgent):
         news += [each.process.sentinel for each in pending]
         wait(news, timeout=worker_group.spec.monitor_interval)
         if self._states is not None:
-            self._record_written(self._states.written())
+            self.course.record_written(self._states.written())
         # What a dead worker sent is complete, so who is dead is asked first.
         dead = [each for each in pending if not each.process.is_alive()]
         for each in pending:
-            self._read(each)
-        self.step = max(self.step, *(each.progress.step for each in self._locals))
-        self._epoch = max(self._epoch, *(each.progress.epoch for each in self._locals))
-        self._made_progress |= self._first_step is not None and self.step > self._first_step
+            self.course.read(each)
+        self.course.look(self._locals)
         if all(each.finished for each in self._locals):
             return RunResult(WorkerState.SUCCEEDED)
         failed = any(each.raised for each in pending) or any(not each.finished for each in dead)
         return RunResult(WorkerState.FAILED if failed else WorkerState.HEALTHY)
-
-    def _read(self, source: LocalWorker) -> None:
-        for message in source.messages():
-            match message:
-                case Resumed(checkpoint, step):
-                    lost, self.step = max(self.step - step, 0), step
-                    if self._first_step is None:
-                        self._first_step = step
-                    self._display.resumed(checkpoint, step)
-                    if self._leads and (checkpoint is not None or self._nodes.failures):
-                        self._record("resumed", checkpoint=checkpoint, steps_lost=lost)
-                case Capture():
-                    self.step = max(self.step, message.step)
-                    if self._states is not None:
-                        self._states.submit(message, self.generation)
-                case Evaluated(epoch, step, metrics):
-                    self._display.evaluated(message)
-                    if self._leads:
-                        self._record("evaluated", step=step, epoch=epoch, metrics=finite(metrics))
-                case Raised():
-                    source.raised = message
-                case Held():
-                    source.held = message
-                case HandedOver():
-                    source.handed_over = message
-                case Signalled(number):
-                    self._stop.note(number)
-                case Finished(output):
-                    source.finished = message
-                    if source.assignment.local_rank == 0:
-                        self.output = output
 
     # -- stopping ------------------------------------------------------------------------------------------------
 
@@ -355,28 +341,12 @@ class ElasticAgent(LocalElasticAgent):
         """
         if self._states is None:
             return False
-        speaks = self._nodes.may_write() and (self._leads or self._nodes.was_last)
+        speaks = self._nodes.may_write() and (self.course.leads or self._nodes.was_last)
         if speaks:
-            self._record_written(self._states.keep_newest(self._epoch, self.generation))
+            self.course.record_written(self._states.keep_newest(self.course.epoch, self.course.generation))
         elif self._nodes.others_go_on or self._nodes.has_finished:
             self._states.memory.drop()
         return speaks
-
-    def _record_written(self, outcomes: list[Outcome]) -> None:
-        for each in outcomes:
-            if isinstance(each, Written):
-                self._record("checkpoint_saved", step=each.step, checkpoint=each.path)
-            else:
-                self._display.line(str(each))
-                self._record("checkpoint_failed", reason=str(each))
-
-    # -- reporting -----------------------------------------------------------------------------------------------
-
-    def _record(self, event: str, **details: Any) -> None:
-        place = {"generation": self.generation, "step": self.step, "world_size": self.world_size, **details}
-        log.info("%s %s", event, place)
-        if self._timeline is not None:
-            self._timeline.record(event, **place)
 
     def _construct_event(self, state: str, source: EventSource, *_: Any, **__: Any) -> Event:
         # torch's looks up this machine's full name in the DNS for every event, and nobody reads them.

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Any
 
 from elastic_harness import zygote
 from elastic_harness.errors import ConfigError
+from elastic_harness.exception_report import signal_name
 from elastic_harness.local_worker import LocalWorker
 from elastic_harness.messages import EXIT_MISSING_MAIN_GUARD
 from elastic_harness.restart import Failure
@@ -24,16 +25,13 @@ _MISSING_MAIN_GUARD = (
 )
 
 
-def first_failure(
-    workers: Sequence[LocalWorker], read: Callable[[LocalWorker], None], *, step: int, made_progress: bool
-) -> Failure:
+def first_failure(workers: Sequence[LocalWorker], read: Callable[[LocalWorker], None], **common: Any) -> Failure:
     """The failure that the others of a generation only follow from.
 
     Args:
         workers: of this node; at least one has ended.
         read: takes in what a worker has sent.
-        step: optimizer steps finished.
-        made_progress: whether any was finished since the start.
+        common: what is known of the failure whatever it is; fields of ``Failure``.
 
     Raises:
         ConfigError: a worker saw that the input is bad.
@@ -44,11 +42,7 @@ def first_failure(
         running = [each for each in workers if each not in ended]
         for each in workers:
             read(each)
-        failures = [
-            _failure_of(each, step=step, made_progress=made_progress, log=each.assignment.log_path)
-            for each in ended
-            if not each.finished
-        ]
+        failures = [_failure_of(each, log=each.assignment.log_path, **common) for each in ended if not each.finished]
         causes = [failure for failure, consequence in failures if not consequence]
         if causes:
             return causes[0]
@@ -57,15 +51,26 @@ def first_failure(
         wait([handle for each in running for handle in (each.process.sentinel, each.connection)], timeout=0.05)
 
 
+def out_of_memory_kills() -> int | None:
+    """How many processes the kernel has killed for lack of memory since it started; None if that cannot be read."""
+    try:
+        counts = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
+        return int(counts["oom_kill"])
+    except (OSError, KeyError, ValueError):
+        return None
+
+
 def _failure_of(source: LocalWorker, **common: Any) -> tuple[Failure, bool]:
     """What ended a worker, and whether that only came of another one's end."""
     rank, raised = source.assignment.rank, source.raised
     if raised is not None and raised.refused:
         raise ConfigError(raised.refused)
     if raised is not None and raised.exit_code is None:
+        killed = raised.killed_by is not None
         failure = Failure(
-            rank, "exception", raised.name, raised.message, raised.place,
-            permanent=raised.permanent, traceback=raised.traceback, **common,
+            rank, "signal" if killed else "exception", raised.killed_by or raised.name, raised.message, raised.place,
+            permanent=raised.permanent, types=raised.types, in_loader=raised.in_loader, traceback=raised.traceback,
+            **common,
         )  # fmt: skip
         return failure, raised.consequence
     code = raised.exit_code if raised is not None else source.process.exitcode
@@ -75,14 +80,7 @@ def _failure_of(source: LocalWorker, **common: Any) -> tuple[Failure, bool]:
     if code == zygote.EXIT_CODE_OF_ORPHANS and not zygote.is_alive():
         return Failure(None, "zygote", "", **common), False
     if code < 0:
-        return Failure(rank, "signal", _signal_name(-code), exit_code=code, **common), False
+        return Failure(rank, "signal", signal_name(-code), exit_code=code, **common), False
     # A worker that never got as far as its first message ended in the import of the user's script, before its
     # output went to its log: it will do so again.
     return Failure(rank, "exit", "", exit_code=code, permanent=not source.progress.started, **common), False
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal
-        return f"signal {number}"

@@ -100,7 +100,8 @@ class Display:
 
     def restarting(self, failure: Failure, decision: Decision) -> None:
         """Say what went wrong, when another generation follows."""
-        self.line(f"{decision.reason} at step {failure.step}: {failure.describe()}")
+        pause = f", after {decision.delay:.0f} s" if decision.delay >= 0.5 else ""
+        self.line(f"{decision.reason}{pause} at step {failure.step}: {failure.describe()}")
 
     def resumed(self, checkpoint: str | None, step: int) -> None:
         """Say where a generation goes on, unless it is at the beginning."""
@@ -133,7 +134,8 @@ class Display:
             status = f"{status} ({notice})"
         course = (
             f"{status}: {_count(result.step, 'step')} in {result.wall_seconds:.0f} s, "
-            f"{_count(result.restarts, 'restart')}, {_count(result.steps_lost, 'step')} trained again"
+            f"{_count(result.restarts, 'restart')}, {_count(result.resizes, 'resize')}, "
+            f"{_count(result.steps_lost, 'step')} trained again"
         )
         self.line(f"{course}  {metrics}".rstrip())
         self.line(f"run folder: {shown_path(folder.path)}")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import signal
 import sysconfig
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 
 from torch.distributed import DistError
@@ -17,22 +20,67 @@ _NOT_THE_USERS = (
 )
 
 
+# How torch words it that a process of a DataLoader raised, left, or was killed (torch/_utils.py, DataLoader.cpp).
+_RAISED_IN_LOADER = re.compile(r"Caught \w+ in DataLoader worker process")
+_LEFT_LOADER = re.compile(r"DataLoader worker \(pid.*exited unexpectedly")
+_KILLED_LOADER = re.compile(r"DataLoader worker \(pid.*is killed by signal: ([^.]+)\.")
+_FRAME = re.compile(r'^\s*File "(.+)", line (\d+)', re.MULTILINE)
+
+
 def report(exception: BaseException) -> Raised:
     """The message for the agent."""
-    try:
-        lines = str(exception).strip().splitlines() or [""]
-    except Exception as error:  # A __str__ of the user's may be broken, too.
-        lines = [f"its message cannot be shown: {error!r}"]
+    text = _text(exception)
+    name, message, place = type(exception).__name__, (text.splitlines() or [""])[-1], _place(exception)
+    raised_in_loader = _RAISED_IN_LOADER.match(text) is not None
+    if raised_in_loader:
+        # The traceback of that process is in the message.
+        message = message.removeprefix(f"{name}: ")
+        place = innermost([f"{file}:{line}" for file, line in _FRAME.findall(text)]) or place
+    killed_by = _loader_killed_by(exception)
     return Raised(
-        name=type(exception).__name__,
-        message=lines[-1],
-        place=_place(exception),
+        name=name,
+        message=message,
+        place=place,
         traceback="".join(traceback.format_exception(exception)),
         consequence=_is_consequence(exception),
         permanent=bool(getattr(exception, "permanent", False)),
         exit_code=_exit_code(exception),
         refused=tuple(exception.problems) if isinstance(exception, ConfigError) else (),
+        types=tuple(_dotted(each) for each in type(exception).__mro__[:-1]),
+        in_loader=raised_in_loader or killed_by is not None or _LEFT_LOADER.search(text) is not None,
+        killed_by=killed_by,
     )
+
+
+def _text(exception: BaseException) -> str:
+    try:
+        return str(exception).strip()
+    except Exception as error:  # A __str__ of the user's may be broken, too.
+        return f"its message cannot be shown: {error!r}"
+
+
+def _dotted(kind: type) -> str:
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _loader_killed_by(exception: BaseException | None) -> str | None:
+    """The name of the signal that ended a loader process; torch raises that first, and then something vaguer."""
+    while exception is not None:
+        found = _KILLED_LOADER.search(_text(exception))
+        if found:
+            named = (each for each in signal.valid_signals() if signal.strsignal(each) == found[1])
+            number = next(named, None)
+            return found[1] if number is None else signal_name(number)
+        exception = exception.__cause__ or exception.__context__
+    return None
+
+
+def signal_name(number: int) -> str:
+    """``SIGKILL`` for 9; real-time signals have no name of their own."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _exit_code(exception: BaseException) -> int | None:
@@ -49,9 +97,13 @@ def _place(exception: BaseException) -> str:
 
 def place_of(frames: traceback.StackSummary) -> str:
     """``file:line`` of the innermost frame that is the user's."""
-    own = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_USERS)]
-    innermost = (own or list(frames))[-1:]
-    return f"{innermost[0].filename}:{innermost[0].lineno}" if innermost else ""
+    return innermost([f"{frame.filename}:{frame.lineno}" for frame in frames])
+
+
+def innermost(places: Sequence[str]) -> str:
+    """The last of some ``file:line`` that is the user's, or else the last one."""
+    own = [place for place in places if not place.startswith(_NOT_THE_USERS)]
+    return (own or places or [""])[-1]
 
 
 def _is_consequence(exception: BaseException) -> bool:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from multiprocessing.connection import wait
 
 from elastic_harness.rendezvous import Change, ElasticRendezvous
 from elastic_harness.restart import Failure
 from elastic_harness.stop_signals import StopSignals
-
-_FIELDS = {each.name for each in fields(Failure)}
 
 
 class JobFailures:
@@ -39,7 +37,7 @@ class JobFailures:
         """
         told = replace(failure, traceback="")
         charged = self._nodes.charge_restart(asdict(told))
-        failures = [Failure(**{key: each[key] for key in each if key in _FIELDS}) for each in charged]
+        failures = [Failure.from_json(each) for each in charged]
         if not any(each["generation"] == generation for each in charged):
             return [*failures, failure]
         if failures[-1] == told:

@@ -30,6 +30,7 @@ from elastic_harness.checkpoint.callback import ElasticCheckpoint
 from elastic_harness.checkpoint.node_memory import NodeMemory
 from elastic_harness.checkpoint.states import RunStates
 from elastic_harness.config.rules import RESUME_WORDS
+from elastic_harness.course import Course
 from elastic_harness.display import Display
 from elastic_harness.errors import ClusterError, ConfigError, HarnessError, Stopped
 from elastic_harness.events import Timeline
@@ -43,6 +44,7 @@ from elastic_harness.restart import RestartPolicy
 from elastic_harness.result import Result
 from elastic_harness.run_folder import RunFolder, finished_text
 from elastic_harness.stop_signals import StopSignals
+from elastic_harness.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from elastic_harness.strategy import ElasticStrategy
@@ -148,15 +150,24 @@ class ElasticLauncher(_Launcher):
 
     def _supervise(self, launch: _Launch) -> Output:
         """Run the agent to the end and record how it ended."""
-        agent, ending = self._agent(launch), _Ending()
+        course = Course(
+            launch.folder.next_generation() - 1,
+            launch.timeline,
+            self._display,
+            launch.stop,
+            launch.nodes,
+            launch.states,
+            self._strategy.watchdog.straggler_factor,
+        )
+        agent, ending = self._agent(launch, course), _Ending()
         try:
             with self._display.progress():
                 agent.run()
-            if agent.output is None:
+            if course.output is None:
                 ending.status = "finished"
                 self._display.line("the run has finished; this node was not needed")
                 raise SystemExit(0)
-            ending.output = Output.from_bytes(agent.output)
+            ending.output = Output.from_bytes(course.output)
             ending.status = "finished"
             return ending.output
         except Stopped as stopped:
@@ -167,6 +178,10 @@ class ElasticLauncher(_Launcher):
             ending.failure = getattr(error, "summary", str(error))
             if not isinstance(error, (ClusterError, ConfigError)):
                 launch.nodes.close(ending.failure)
+            raise
+        except Exception as error:
+            ending.failure = f"an error in the harness itself: {type(error).__name__}: {error}"
+            launch.nodes.close(ending.failure)
             raise
         finally:
             if launch.timeline is not None and launch.states is not None:
@@ -182,9 +197,8 @@ class ElasticLauncher(_Launcher):
             speaks_for_run = agent.keep_newest_state()
         except HarnessError as error:
             self._display.line(f"{error}\n{_KEPT_IN_MEMORY}")
-        place = {"generation": agent.generation, "step": agent.step, "world_size": agent.world_size}
         event = "run_finished" if speaks_for_run else "node_left"
-        launch.timeline.record(event, **place, status=ending.status, failure=ending.failure)
+        agent.course.record(event, status=ending.status, failure=ending.failure)
         if speaks_for_run:
             result = Result.of(ending.status, ending.failure, launch.timeline, ending.output)
             self._display.summary(result, launch.folder, ending.notice, launch.states.memory.newest())
@@ -192,7 +206,7 @@ class ElasticLauncher(_Launcher):
         elif ending.status == "failed" and launch.states.memory.newest() is not None:
             self._display.line(_KEPT_IN_MEMORY)
         elif launch.nodes.others_go_on:
-            self._display.line(f"this node has left after step {agent.step}; the other nodes go on")
+            self._display.line(f"this node has left after step {agent.course.step}; the other nodes go on")
 
     def _states(self, launch: _Launch, fingerprint: Mapping[str, Any]) -> RunStates:
         strategy, folder = self._strategy, launch.folder
@@ -206,7 +220,7 @@ class ElasticLauncher(_Launcher):
         may_write = launch.nodes.may_write
         return RunStates(memory, folder.checkpoints, keep_last, fingerprint, resume_from, launch.stop, may_write)
 
-    def _agent(self, launch: _Launch) -> ElasticAgent:
+    def _agent(self, launch: _Launch, course: Course) -> ElasticAgent:
         strategy = self._strategy
         elastic = strategy.elastic
         num_workers = strategy.num_processes
@@ -226,11 +240,12 @@ class ElasticLauncher(_Launcher):
             state=ProcessState.capture(threads, rendezvous.interface_of(launch.nodes.address)),
             policy=RestartPolicy(strategy.restart),
             folder=launch.folder,
-            timeline=launch.timeline,
+            course=course,
             display=self._display,
             stop=launch.stop,
             modules=(type(launch.module).__module__,),
             states=launch.states,
+            watchdog=Watchdog(strategy.watchdog),
         )
 
     def _end_if_finished(self, folder: RunFolder) -> None:

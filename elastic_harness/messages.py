@@ -8,6 +8,7 @@ come the agent's orders.
 from __future__ import annotations
 
 import ctypes
+import signal
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -17,6 +18,10 @@ from elastic_harness.checkpoint.writer import Capture
 EXIT_MISSING_MAIN_GUARD = 90
 """Exit code of a worker that met a second ``fit()`` while importing the user's script: the script has no
 ``if __name__ == "__main__":``."""
+
+
+STACKS_SIGNAL = signal.SIGRTMIN + 8
+"""A worker that gets it writes the stacks of its threads into its log, whatever it is doing."""
 
 
 class Phase(IntEnum):
@@ -32,11 +37,13 @@ class Progress(ctypes.Structure):
     """How far a worker is; lives in memory that it shares with its agent.
 
     ``started`` is set by the first line of the worker's own code, after the import of the user's script. ``step``
-    counts finished optimizer steps of the whole run, ``begun`` those that are finished or under way.
+    counts finished optimizer steps of the whole run, ``begun`` those that are finished or under way, ``beats`` whatever
+    moves the worker on.
     """
 
     _fields_ = (
         ("started", ctypes.c_bool),
+        ("beats", ctypes.c_long),
         ("phase", ctypes.c_int),
         ("epoch", ctypes.c_int),
         ("step", ctypes.c_long),
@@ -96,10 +103,18 @@ class Evaluated(NamedTuple):
     metrics: dict[str, float]
 
 
+class StepTimes(NamedTuple):
+    """Mean seconds that each worker took for its own part of a step of one logical rank, lately, by rank."""
+
+    seconds: list[float]
+
+
 class Raised(NamedTuple):
     """An exception ended the worker.
 
-    ``consequence`` says that it only came of another worker's end, such as a connection closed by a peer.
+    ``types`` are the dotted names of its type and of those that inherits from. ``consequence`` says that it only came
+    of another worker's end, such as a connection closed by a peer. ``in_loader`` says that it came out of a process of
+    a DataLoader, which ``killed_by`` ended if that is the name of a signal.
     ``exit_code`` is set for a ``SystemExit``. ``refused`` holds the sentences of a ``ConfigError``: only here, with
     model and data at hand, could the worker see that the input is bad.
     """
@@ -112,6 +127,9 @@ class Raised(NamedTuple):
     permanent: bool
     exit_code: int | None
     refused: tuple[str, ...] = ()
+    types: tuple[str, ...] = ()
+    in_loader: bool = False
+    killed_by: str | None = None
 
 
 class Finished(NamedTuple):
@@ -139,7 +157,7 @@ class HandedOver(NamedTuple):
     error: str | None = None
 
 
-Message = Resumed | Capture | Evaluated | Raised | Finished | Signalled | Held | HandedOver
+Message = Resumed | Capture | Evaluated | StepTimes | Raised | Finished | Signalled | Held | HandedOver
 
 
 class Hold(NamedTuple):

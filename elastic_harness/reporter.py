@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.trainer.states import TrainerFn
 
-from elastic_harness.messages import Evaluated, Message, Phase, Progress, Resumed
+from elastic_harness.messages import Evaluated, Message, Phase, Progress, Resumed, StepTimes
 
 
 class Reporter(Callback):
@@ -19,10 +20,20 @@ class Reporter(Callback):
         self._progress = progress
         self._resumed_from = resumed_from
         self._send = send
+        self._told_at = time.monotonic()
 
     def _update(self, trainer: pl.Trainer, phase: Phase) -> None:
+        self._beat()
         self._progress.phase = phase
         self._progress.epoch = trainer.current_epoch
+
+    def _beat(self, *_: Any, **__: Any) -> None:
+        self._progress.beats += 1
+
+    setup = on_sanity_check_start = on_load_checkpoint = on_save_checkpoint = _beat
+    on_train_epoch_start = on_train_epoch_end = on_train_end = _beat
+    on_validation_start = on_validation_batch_start = on_test_start = on_test_batch_start = _beat
+    on_predict_start = on_predict_batch_start = on_predict_batch_end = _beat
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         total = trainer.estimated_stepping_batches
@@ -34,6 +45,7 @@ class Reporter(Callback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
+        self._beat()
         self._progress.begun = trainer.global_step + 1
 
     def on_train_batch_end(
@@ -41,6 +53,11 @@ class Reporter(Callback):
     ) -> None:
         self._update(trainer, Phase.TRAINING)
         # Reading the loss waits for a GPU, so not at every step.
+        strategy: Any = trainer.strategy
+        if time.monotonic() - self._told_at >= strategy.watchdog.straggler_seconds:
+            self._told_at = time.monotonic()
+            if seconds := strategy.take_step_seconds():
+                self._send(StepTimes(seconds))
         if trainer._logger_connector.should_update_logs and isinstance(outputs, dict) and "loss" in outputs:
             self._progress.loss = float(outputs["loss"])
 

@@ -1,13 +1,14 @@
-"""Which failures are retried: a pure decision from the list of failures so far, and nothing else."""
+"""Which failures are retried, and when: a pure decision from the list of failures so far, and nothing else."""
 
 from __future__ import annotations
 
+import random
 import signal
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
-from elastic_harness.config import RestartConfig
+from elastic_harness.config import BackoffConfig, RestartConfig
 
 
 @dataclass(frozen=True)
@@ -17,46 +18,75 @@ class Failure:
     Args:
         rank: global rank of the worker; None when it was the zygote.
         kind: ``exception`` (``name`` is its type), ``signal`` (``name`` is the signal's), ``exit`` (the worker
-            left with ``exit_code`` and no exception) or ``zygote`` (the process that forks the workers died).
+            left with ``exit_code`` and no exception), ``hang`` (``name`` is what it was doing) or ``zygote`` (the
+            process that forks the workers died).
         name: see ``kind``.
-        message: the exception's last line, or empty.
-        place: ``file:line`` of the innermost frame of the user's own code, for exceptions.
+        message: the exception's last line, or how long a hang lasted.
+        place: ``file:line`` of the innermost frame of the user's own code, for exceptions and hangs.
         step: optimizer steps finished by then.
         made_progress: at least one step was finished since the start, in this generation or an earlier one.
         permanent: the exception says of itself that a retry is useless (its ``permanent`` attribute).
+        types: dotted names of the exception's type and of those it inherits from; builtin ones by their plain name.
         exit_code: the worker's exit code; negative for a signal.
+        in_loader: it happened in a process of a DataLoader.
+        out_of_memory: the kernel killed a process for lack of memory meanwhile.
+        node: name of the node, if there are others.
+        time: of the failure, in seconds since the epoch.
         traceback: the formatted traceback, for exceptions.
         log: path of the worker's log file.
         consequence: nothing is known but that a peer, perhaps on another node, is gone.
     """
 
     rank: int | None
-    kind: Literal["exception", "signal", "exit", "zygote"]
+    kind: Literal["exception", "signal", "exit", "hang", "zygote"]
     name: str
     message: str = ""
     place: str = ""
     step: int = 0
     made_progress: bool = False
     permanent: bool = False
+    types: tuple[str, ...] = ()
     exit_code: int = 1
+    in_loader: bool = False
+    out_of_memory: bool = False
+    node: str = ""
+    time: float = 0.0
     traceback: str = ""
     log: str = ""
     consequence: bool = False
 
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Failure:
+        """The failure that another node told of; what it told besides is left out."""
+        known = {each.name for each in fields(cls)}
+        return cls(**{**{key: values[key] for key in values if key in known}, "types": tuple(values["types"])})
+
     def describe(self) -> str:
         """One plain sentence without a full stop."""
-        who = f"rank {self.rank}"
+        who = f"rank {self.rank}" + (f" on {self.node}" if self.node else "")
+        whose = f"a loader process of {who}" if self.in_loader else who
+        at = f" at {self.place}" if self.place else ""
         match self.kind:
             case "zygote":
                 return "the process that forks the workers (the zygote) died"
             case "signal":
-                hint = ", perhaps out of memory" if self.name == signal.SIGKILL.name else ""
-                return f"{who} was killed by {self.name}{hint}"
+                return f"{whose} was killed by {self.name}{self._memory_hint()}"
             case "exit":
                 return f"{who} left early with exit code {self.exit_code}"
+            case "hang":
+                return f"{who} stood still {self.name}{at} {self.message}"
             case "exception":
-                at = f" at {self.place}" if self.place else ""
-                return f"{who} raised {self.name}{at}: {self.message}"
+                return f"{whose} raised {self.name}{at}: {self.message}"
+
+    def _memory_hint(self) -> str:
+        if self.name != signal.SIGKILL.name:
+            return ""
+        return ": the kernel ran out of memory" if self.out_of_memory else ", perhaps out of memory"
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether something from outside ended the worker, so that nothing is said about the code."""
+        return self.kind in ("signal", "hang", "zygote")
 
 
 @dataclass(frozen=True)
@@ -66,17 +96,19 @@ class Decision:
     Args:
         restart: start another generation.
         reason: why not, or how much of the budget is used; a phrase for the log.
+        delay: seconds to wait before that.
     """
 
     restart: bool
     reason: str
+    delay: float = 0.0
 
 
 class RestartPolicy:
     """Decides from the failures of the whole run whether the newest one is retried.
 
     Args:
-        config: the policy's name and budget.
+        config: the policy's name, budget and backoff.
     """
 
     def __init__(self, config: RestartConfig) -> None:
@@ -88,20 +120,61 @@ class RestartPolicy:
         Args:
             failures: one a failed generation, oldest first, the newest included; never empty.
         """
-        newest = failures[-1]
-        if self._config.policy == "never":
-            return Decision(False, "restart.policy=never")
+        reason = self._not_retried(failures)
+        if reason is not None:
+            return Decision(False, reason)
+        counted = self._counted(failures)
+        allowed = self._config.max_restarts
+        if allowed < 0:
+            return Decision(True, f"restart {counted}", _delay(self._config.backoff, counted, failures[-1]))
+        if counted > allowed:
+            return Decision(False, f"restart budget spent ({allowed} of {allowed}): restart.max_restarts")
+        delay = _delay(self._config.backoff, counted, failures[-1])
+        return Decision(True, f"restart {counted} of {allowed}", delay)
+
+    def _not_retried(self, failures: Sequence[Failure]) -> str | None:
+        """Why the newest failure is not retried, whatever the budget; None if it may be."""
+        newest, config = failures[-1], self._config
+        if config.policy == "never":
+            return "restart.policy=never"
         if newest.permanent:
-            return Decision(False, "it would happen again")
+            return "it would happen again"
+        permanent = [name for name in config.permanent_errors if name in newest.types]
+        if permanent:
+            return f"restart.permanent_errors has {permanent[0]}"
+        if config.policy == "exit_code" and not self._has_retryable_code(newest):
+            return f"restart.policy=exit_code does not retry exit code {newest.exit_code}"
         if newest.kind == "exception" and not newest.made_progress:
-            return Decision(False, "an exception before the first step of a start is not retried")
+            return "an exception before the first step of a start is not retried"
         if len(failures) > 1 and _same_exception(failures[-2], newest):
-            return Decision(False, f"crash loop: the same exception twice in a row at step {newest.step}")
-        restarts = len(failures)
-        if restarts > self._config.max_restarts:
-            spent = self._config.max_restarts
-            return Decision(False, f"restart budget spent ({spent} of {spent}): restart.max_restarts")
-        return Decision(True, f"restart {restarts} of {self._config.max_restarts}")
+            return f"crash loop: the same exception twice in a row at step {newest.step}"
+        return None
+
+    def _has_retryable_code(self, failure: Failure) -> bool:
+        code = failure.exit_code
+        return failure.was_killed or code >= 128 or code in self._config.retryable_exit_codes
+
+    def _counted(self, failures: Sequence[Failure]) -> int:
+        """How many failures the budget has to bear: those within the window whose refund is not earned yet."""
+        newest, config = failures[-1], self._config
+
+        def counts(failure: Failure) -> bool:
+            expired = config.window_seconds is not None and newest.time - failure.time > config.window_seconds
+            refunded = 0 < config.refund_after_steps <= newest.step - failure.step
+            return not expired and not refunded
+
+        return sum(map(counts, failures))
+
+
+def _delay(backoff: BackoffConfig, counted: int, newest: Failure) -> float:
+    """Seconds before a restart: none for the first of those that count, then more and more.
+
+    The jitter comes from the failure itself, so that all nodes agree on it and jobs that failed together differ.
+    """
+    if counted < 2:
+        return 0.0
+    grown: float = min(backoff.max_seconds, backoff.initial_seconds * backoff.factor ** min(counted - 2, 64))
+    return grown * (1.0 + backoff.jitter * random.Random(f"{newest.time} {newest.rank}").uniform(-1.0, 1.0))
 
 
 def _same_exception(first: Failure, second: Failure) -> bool:

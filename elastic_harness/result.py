@@ -29,6 +29,7 @@ class Result:
         weights_sha256: hash of the final ``state_dict``, keys sorted; None unless the run finished.
         generations: worker groups started.
         restarts: worker groups started because of a failure.
+        resizes: worker groups started because nodes joined or left.
         steps_lost: optimizer steps that were trained again after failures.
         world_sizes: number of workers of each generation.
         wall_seconds: seconds that the agents ran.
@@ -42,6 +43,7 @@ class Result:
     weights_sha256: str | None
     generations: int
     restarts: int
+    resizes: int
     steps_lost: int
     world_sizes: list[int]
     wall_seconds: float
@@ -63,6 +65,7 @@ class Result:
             weights_sha256=weights_sha256(output.state_dict) if output and output.state_dict else None,
             generations=len(generations),
             restarts=len({event["generation"] for event in started if event.get("restart", False)}),
+            resizes=len({event["generation"] for event in started if event.get("resize", False)}),
             steps_lost=sum(event.get("steps_lost", 0) for event in events if event["event"] == "resumed"),
             world_sizes=[event.get("world_size", 0) for event in generations],
             wall_seconds=_wall_seconds(events),

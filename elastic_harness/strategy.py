@@ -10,6 +10,7 @@ Trainer.fit() in the user's process
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytorch_lightning as pl
@@ -34,7 +35,9 @@ from elastic_harness.config import (
     RendezvousConfig,
     RestartConfig,
     RunConfig,
+    WatchdogConfig,
 )
+from elastic_harness.config.restart_rules import unknown_errors
 from elastic_harness.config.rules import broken_rules, unnamed_run
 from elastic_harness.environment import ElasticEnvironment
 from elastic_harness.errors import ConfigError
@@ -61,6 +64,7 @@ class ElasticStrategy(DDPStrategy):
         checkpoint: when checkpoints are written and which are kept.
         objective: the metric that ``checkpoint.keep_best`` goes by.
         preemption: how fast a node stops that will go away, and who tells beside the signals.
+        watchdog: how long workers may stand still.
         run_dir: the run's folder; null is ``<default_root_dir>/elastic``. A folder that holds a run resumes it.
         resume: ``auto`` (go on with the run in ``run_dir``), ``force`` (also if what defines its result has changed),
             ``never`` (set it aside and start over), or the path of a checkpoint to start from when ``run_dir`` holds
@@ -84,6 +88,7 @@ class ElasticStrategy(DDPStrategy):
         checkpoint: CheckpointConfig | None = None,
         objective: ObjectiveConfig | None = None,
         preemption: PreemptionConfig | None = None,
+        watchdog: WatchdogConfig | None = None,
         run_dir: str | None = None,
         resume: str = "auto",
         run_id: str | None = None,
@@ -96,6 +101,7 @@ class ElasticStrategy(DDPStrategy):
         self.checkpoint = checkpoint or CheckpointConfig()
         self.objective = objective or ObjectiveConfig()
         self.preemption = preemption or PreemptionConfig()
+        self.watchdog = watchdog or WatchdogConfig()
         self.run_dir = run_dir
         self.resume = resume
         self.run_id = run_id
@@ -120,8 +126,9 @@ class ElasticStrategy(DDPStrategy):
             restart=self.restart,
             checkpoint=self.checkpoint,
             preemption=self.preemption,
+            watchdog=self.watchdog,
         )
-        problems = list(broken_rules(run, set()))
+        problems = [*broken_rules(run, set()), *unknown_errors(self.restart)]
         if self.elastic.max_nodes > 1 and not self.run_id:
             problems.append(unnamed_run(self.elastic.max_nodes))
         if problems:
@@ -153,9 +160,16 @@ class ElasticStrategy(DDPStrategy):
             store=PrefixStore("process_group", store),
             rank=assignment.rank,
             world_size=assignment.world_size,
-            timeout=self._timeout,
+            timeout=self._collective_timeout(),
             device_id=device if device.type == "cuda" else None,
         )
+
+    def _collective_timeout(self) -> timedelta | None:
+        """Longer than the watchdog takes, which knows better who holds up the others."""
+        limit = self.watchdog.hang_timeout
+        if limit is None or not self.watchdog.enabled:
+            return self._timeout
+        return timedelta(seconds=max(2 * limit, self.watchdog.startup_timeout))
 
     def prepare(self, trainer: pl.Trainer) -> None:
         """Set up a worker's Trainer for the consistency that was asked for; comes after ``join``."""
@@ -174,6 +188,10 @@ class ElasticStrategy(DDPStrategy):
     def is_exact(self) -> bool:
         """Whether this worker trains logical ranks, whatever the number of workers; False for plain DDP."""
         return self._exact is not None
+
+    def take_step_seconds(self) -> list[float]:
+        """Mean seconds of a worker's own part of a step since this was asked last, by rank; empty if not measured."""
+        return self._exact.pace.take() if self._exact is not None else []
 
     def configure_ddp(self) -> None:
         if self._exact is None:

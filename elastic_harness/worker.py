@@ -7,6 +7,7 @@ with it, and ends itself when its agent is gone.
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import os
 import pickle
 import signal
@@ -36,6 +37,7 @@ from elastic_harness.checkpoint.callback import ElasticCheckpoint
 from elastic_harness.checkpoint.plain_state import converted, refuse_what_does_not_load
 from elastic_harness.loops import Next
 from elastic_harness.messages import (
+    STACKS_SIGNAL,
     Assignment,
     Finished,
     Message,
@@ -108,6 +110,7 @@ def _detach(assignment: Assignment) -> None:
     os.close(log)
     hold_lock(assignment.lock_path)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    faulthandler.register(STACKS_SIGNAL, file=2, all_threads=True)
     sys.stderr.writelines(zygote.failed_preloads)
     zygote.die_with_it()
     threading.Thread(target=_end_with_agent, name="end-with-agent", daemon=True).start()

@@ -6,7 +6,7 @@ Neither torch nor Lightning is imported here: a mistake is found in about a seco
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
@@ -19,6 +19,16 @@ from elastic_harness.config.spelling import shown, unknown
 from elastic_harness.errors import ConfigError
 
 _Schema = TypeVar("_Schema")
+
+PERMANENT_ERRORS = (
+    "ImportError",
+    "NameError",
+    "NotImplementedError",
+    "SyntaxError",
+    "lightning_fabric.utilities.exceptions.MisconfigurationException",
+    "omegaconf.errors.OmegaConfBaseException",
+)
+"""Exceptions that say something of the code, whenever they come."""
 
 
 @dataclass
@@ -91,16 +101,45 @@ class RendezvousConfig:
 
 
 @dataclass
-class RestartConfig:
-    """Which failures are retried.
+class BackoffConfig:
+    """How long a restart waits. The first of the failures that count against the budget is retried at once.
 
     Args:
-        policy: ``on_failure`` (any failure, within the budget) or ``never``.
-        max_restarts: restarts allowed in the whole run; 0 means none.
+        initial_seconds: before the second one is retried.
+        factor: by which each further wait is longer.
+        max_seconds: the longest wait.
+        jitter: largest share by which a wait is longer or shorter, so that jobs that failed together part.
+    """
+
+    initial_seconds: float = 1.0
+    factor: float = 2.0
+    max_seconds: float = 60.0
+    jitter: float = 0.1
+
+
+@dataclass
+class RestartConfig:
+    """Which failures are retried, how often, how fast. Nodes that join or leave, and stops, are no failures.
+
+    Args:
+        policy: ``on_failure`` (any failure, within the budget), ``exit_code`` (deaths by signal, exit codes of 128 and
+            above, and ``retryable_exit_codes``) or ``never``.
+        max_restarts: failures that may be retried; 0 means none, -1 any number.
+        window_seconds: how long a failure counts against ``max_restarts``; null is for the whole run.
+        refund_after_steps: optimizer steps after which a failure does not count any more; 0 is never.
+        backoff: how long a restart waits.
+        retryable_exit_codes: further exit codes that ``exit_code`` retries; a Python exception has 1.
+        permanent_errors: exceptions that are never retried, nor those that inherit from them: ``ImportError``, or
+            ``my_module.MyError`` for what is not built in.
     """
 
     policy: str = "on_failure"
     max_restarts: int = 10
+    window_seconds: float | None = None
+    refund_after_steps: int = 1000
+    backoff: BackoffConfig = field(default_factory=BackoffConfig)
+    retryable_exit_codes: list[int] = field(default_factory=list)
+    permanent_errors: list[str] = field(default_factory=lambda: list(PERMANENT_ERRORS))
 
 
 @dataclass
@@ -149,6 +188,26 @@ class PreemptionConfig:
 
 
 @dataclass
+class WatchdogConfig:
+    """When workers that stand still are taken for hung, and restarted as after any failure. Times are in seconds.
+
+    Args:
+        enabled: whether they are watched.
+        hang_timeout: how long nothing may move: no batch, no validation, no hook, no saving. null is learned: 20 times
+            the longest pause there was, and no less than 300.
+        startup_timeout: how long the start may take, up to the second batch, and the first batches of a validation.
+        straggler_factor: a worker that takes so many times the median for its own part of a step is named, once.
+        straggler_seconds: over which that is measured.
+    """
+
+    enabled: bool = True
+    hang_timeout: float | None = None
+    startup_timeout: float = 1800.0
+    straggler_factor: float = 1.5
+    straggler_seconds: float = 60.0
+
+
+@dataclass
 class ObjectiveConfig:
     """The one number the run is judged by.
 
@@ -180,6 +239,7 @@ class RunConfig:
     restart: RestartConfig = field(default_factory=RestartConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     preemption: PreemptionConfig = field(default_factory=PreemptionConfig)
+    watchdog: WatchdogConfig = field(default_factory=WatchdogConfig)
     model: dict[str, Any] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)
     optimizer: dict[str, Any] | None = None
@@ -196,6 +256,7 @@ SCHEMAS: dict[str, type[Any]] = {
     "restart": RestartConfig,
     "checkpoint": CheckpointConfig,
     "preemption": PreemptionConfig,
+    "watchdog": WatchdogConfig,
 }
 """The groups owned by the harness: no other key is accepted in them."""
 
@@ -295,6 +356,8 @@ def _fill(group: Any, values: Mapping[str, Any], prefix: str, problems: list[str
             bad.add(path)
         elif key not in allowed:
             problems.append(f"{path}={shown(value)} is not a key: {unknown(str(key), allowed)}")
+        elif is_dataclass(hints[key]):
+            setattr(group, key, _typed(hints[key], value, f"{path}.", problems, bad))
         elif not fits(value, hints[key]):
             bad.add(path)
             expected = spelt(hints[key])

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elastic_harness.config import preemption_rules, rendezvous_rules
+from elastic_harness.config import preemption_rules, rendezvous_rules, restart_rules, watchdog_rules
 from elastic_harness.config.key_rules import KeyRule, at_least
 from elastic_harness.config.resolving import ABSENT
 from elastic_harness.config.spelling import shown
@@ -47,13 +47,8 @@ _ONE_KEY: tuple[KeyRule, ...] = (
         "the default is 0.1",
     ),
     *rendezvous_rules.ONE_KEY,
-    (
-        "restart.policy",
-        lambda value: value in ("on_failure", "never"),
-        "must be on_failure or never",
-        "use restart=on_failure or restart=never",
-    ),
-    ("restart.max_restarts", at_least(0), "must be at least 0", "0 means that nothing is restarted"),
+    *restart_rules.ONE_KEY,
+    *watchdog_rules.ONE_KEY,
     ("checkpoint.every_n_steps", at_least(0), "must be at least 0", "0 writes only the last checkpoint"),
     ("checkpoint.every_seconds", lambda value: value is None or value > 0, "must be more than 0", "null is never"),
     (
@@ -109,6 +104,7 @@ def broken_rules(run: RunConfig, bad: set[str]) -> Iterator[str]:
             yield f"{key}={shown(value)} {sentence}: {fix}."
     yield from _node_rules(run, bad)
     yield from rendezvous_rules.rendezvous_rules(run, bad)
+    yield from restart_rules.restart_rules(run, bad)
     yield from _nproc_rule(run, bad)
     yield from _world_rule(run, bad)
     yield from _resume_rule(run, bad)

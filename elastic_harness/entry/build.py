@@ -159,6 +159,7 @@ def _trainer(run: RunConfig, callbacks: list[Callback], logger: Logger | bool) -
         checkpoint=run.checkpoint,
         objective=run.objective,
         preemption=run.preemption,
+        watchdog=run.watchdog,
         run_dir=run.run_dir,
         resume=run.resume,
         run_id=run.run_id + _job_number(),

@@ -22,7 +22,7 @@ from elastic_harness.exact.metrics import LogicalMetric, logical_metrics, take_c
 from elastic_harness.exact.order import EpochOrder
 from elastic_harness.exact.randomness import seed_generators
 from elastic_harness.exact.refused import refuse_inexact
-from elastic_harness.exact.step_log import Record, Recorder, replay, start_gather, taken_in
+from elastic_harness.exact.step_log import Record, Recorder, Told, replay, start_gather, taken_in
 
 
 class EvaluationLoader:
@@ -157,7 +157,7 @@ class ExactEvaluationLoop(_EvaluationLoop):
         super().on_run_start()
 
     def on_run_end(self) -> Any:
-        records = taken_in(start_gather((self.records, take_changes(self.metrics)))(), self.metrics)
+        records = taken_in(start_gather(Told(self.records, take_changes(self.metrics)))(), self.metrics)
         self.records = []
         several = self.num_dataloaders > 1
         for index in range(self.num_dataloaders):

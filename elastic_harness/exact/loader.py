@@ -126,6 +126,7 @@ class ElasticLoader:
         hosted: the logical ranks hosted here.
         logical_world_size: number of all logical ranks.
         position: asked when an epoch begins: the number of its steps that are done.
+        on_load: called before the batches of a step are loaded.
 
     Raises:
         ConfigError: the loader cannot be taken over exactly, or an epoch has no step.
@@ -138,6 +139,7 @@ class ElasticLoader:
         hosted: range,
         logical_world_size: int,
         position: Callable[[], int],
+        on_load: Callable[[], None] = lambda: None,
     ) -> None:
         refuse_inexact(loader, "train_dataloader")
         assert loader.batch_size is not None
@@ -146,6 +148,7 @@ class ElasticLoader:
         self._seed = seed
         self._hosted = hosted
         self._position = position
+        self._on_load = on_load
         self._epoch = 0
         self._order = EpochOrder(loader.sampler, seed, "train_dataloader")
         self.samples = self._order.length
@@ -182,6 +185,7 @@ class ElasticLoader:
         self._requests.plan = (self._request(order, step, part) for step in steps for part in step.parts)
         batches = iter(self._loader)
         for step in steps:
+            self._on_load()
             step.parts = [Part(part.logical_rank, part.count, next(batches)) for part in step.parts]
             self.current = step
             lowest = step.parts[0]

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
 import torch
@@ -98,8 +98,18 @@ class Recorder(_ResultCollection):
         self._results.reset(metrics, fx)
 
 
-Told = tuple[list[Record], Changes]
-"""What a worker tells the others: what was logged, and what torchmetrics objects were updated with."""
+class Told(NamedTuple):
+    """What a worker tells the others.
+
+    Args:
+        records: what was logged.
+        changes: what torchmetrics objects were updated with.
+        seconds: that it took for a step of one logical rank, lately.
+    """
+
+    records: list[Record]
+    changes: Changes
+    seconds: float = 0.0
 
 
 def start_gather(told: Told) -> Callable[[], list[Told]]:
@@ -125,10 +135,10 @@ def start_gather(told: Told) -> Callable[[], list[Told]]:
 def taken_in(everyones: list[Told], metrics: Mapping[str, LogicalMetric]) -> list[Record]:
     """The records of all workers, in the order of their places; the torchmetrics objects take in the other changes."""
     rank = dist.get_rank() if dist.is_initialized() else 0
-    for other, (_, changes) in enumerate(everyones):
+    for other, told in enumerate(everyones):
         if other != rank:
-            put_changes(metrics, changes)
-    return sorted((record for records, _ in everyones for record in records), key=attrgetter("place"))
+            put_changes(metrics, told.changes)
+    return sorted((record for told in everyones for record in told.records), key=attrgetter("place"))
 
 
 def _exchange(data: bytes, room: int) -> Callable[[], tuple[list[bytes], int]]:

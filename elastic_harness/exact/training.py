@@ -23,10 +23,11 @@ from elastic_harness.exact import bucket, collectives
 from elastic_harness.exact.loader import ElasticLoader, Part, Step
 from elastic_harness.exact.logical import hosted
 from elastic_harness.exact.metrics import LogicalMetric, logical_metrics, take_changes, updated_at
+from elastic_harness.exact.pace import Pace
 from elastic_harness.exact.randomness import seed_generators
 from elastic_harness.exact.reduce import PlainReducer, TreeReducer, start_broadcast
 from elastic_harness.exact.refused import refuse_inexact
-from elastic_harness.exact.step_log import Record, Recorder, combined, replay, start_gather, taken_in
+from elastic_harness.exact.step_log import Record, Recorder, Told, combined, replay, start_gather, taken_in
 
 if TYPE_CHECKING:
     from elastic_harness.strategy import ElasticStrategy
@@ -39,6 +40,9 @@ class ExactTraining:
         strategy: the strategy it works for, in its place of the generation.
         logical_world_size: number of logical ranks.
         bitwise: whether gradients are added in the order of the tree.
+
+    Attributes:
+        pace: how long the workers take for their steps.
     """
 
     def __init__(self, strategy: ElasticStrategy, logical_world_size: int, *, bitwise: bool) -> None:
@@ -52,6 +56,8 @@ class ExactTraining:
         self._records: list[Record] = []
         self._metrics: dict[str, LogicalMetric] = {}
         self._before_hooks: list[tuple[Tensor, int]] = []
+        self.pace = Pace(strategy.root_device)
+        self._own_seconds = 0.0
 
     def train_loader(self, loader: object) -> ElasticLoader:
         """Take over the user's training loader.
@@ -64,7 +70,8 @@ class ExactTraining:
         progress = self._module.trainer.fit_loop.epoch_loop.batch_progress
         strategy = self._strategy
         ranks = hosted(strategy.global_rank, strategy.world_size, self.logical_world_size)
-        self._loader = ElasticLoader(loader, self.seed, ranks, self.logical_world_size, lambda: progress.current.ready)
+        size, position = self.logical_world_size, lambda: progress.current.ready
+        self._loader = ElasticLoader(loader, self.seed, ranks, size, position, self.pace.begin)
         return self._loader
 
     def check_loaders(self) -> None:
@@ -171,16 +178,19 @@ class ExactTraining:
         lowest, reducer = step.parts[0], self._reducer
         assert reducer is not None
         loss = precision.pre_backward(loss * _weight(step, lowest), module)
-        everyones = start_gather((self._records, take_changes(self._metrics)))
+        arrived = start_gather(Told(self._records, take_changes(self._metrics), self._own_seconds))
         if lowest.count:
             reducer.expect(lowest.logical_rank)
         precision.backward(loss, module, optimizer, *args, **kwargs)
         reducer.launch()
+        self._own_seconds = self.pace.end(len(step.parts))
         # Not before: with checkpointing, a backward runs layers again, and these may change their buffers.
         take_buffers = start_broadcast(module.buffers() if self._strategy.world_size > 1 else ())
         reducer.finish()
         take_buffers()
-        records = taken_in(everyones(), self._metrics)
+        everyones = arrived()
+        self.pace.hear([told.seconds for told in everyones])
+        records = taken_in(everyones, self._metrics)
         replay(combined(records), module.trainer.fit_loop.epoch_loop._results, module)
         # The rest of the step is one for all logical ranks, and so are its random numbers.
         seed_generators(self.seed, "update", step.epoch, step.step)

@@ -177,7 +177,8 @@ def noisy_network(folder: Path) -> tuple[str, ...]:
 
 def traced(path: Path) -> int:
     """The most optimizer steps that a worker has finished, as ``probes.StepTrace`` wrote them down."""
-    return max(json.loads(line)["step"] for line in path.read_text().splitlines())
+    whole = path.read_text().split("\n")[:-1]  # the last line may still be written
+    return max((json.loads(line)["step"] for line in whole), default=0)
 
 
 def alive(pids: list[int]) -> list[int]:

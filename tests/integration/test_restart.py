@@ -21,7 +21,7 @@ LONG = ("trainer.max_epochs=25",)  # 300 steps of 12 an epoch
 
 
 def read_trace(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in path.read_text().split("\n")[:-1]]  # the last one may still be written
 
 
 def zygote_of(run: Run) -> psutil.Process:
@@ -104,26 +104,13 @@ def test_run_when_killed_in_mid_epoch_then_trains_each_sample_once_an_epoch(
         assert sum(seen.values()) == 1437
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_run_when_zygote_gets_a_stop_signal_then_nothing_happens(start: Callable[..., Run], number: int) -> None:
+def test_run_when_zygote_gets_stop_signals_then_nothing_happens(start: Callable[..., Run]) -> None:
     run = start(*LONG)
     run.wait_for_checkpoint(20)
-    zygote_of(run).send_signal(number)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        zygote_of(run).send_signal(number)
     run.finish()
     assert run.result["restarts"] == 0
-
-
-def test_run_when_zygote_is_killed_then_a_new_one_takes_over_and_one_restart_is_charged(
-    start: Callable[..., Run],
-) -> None:
-    run = start(*LONG)
-    run.wait_for_checkpoint(20)
-    zygote, workers = zygote_of(run), run.workers()
-    zygote.kill()
-    run.finish()
-    assert run.result["restarts"] == 1
-    assert "zygote" in run.events("worker_failed")[0]["cause"]
-    assert not any(psutil.pid_exists(pid) for pid in workers)
 
 
 def test_run_when_zygote_is_killed_while_it_imports_then_the_run_goes_on(start: Callable[..., Run]) -> None:
@@ -134,24 +121,6 @@ def test_run_when_zygote_is_killed_while_it_imports_then_the_run_goes_on(start: 
     run.finish()
     assert run.result["status"] == "finished"
     assert run.result["restarts"] <= 1
-
-
-def test_run_when_an_exception_does_not_come_back_then_it_is_retried(start: Callable[..., Run], tmp_path: Path) -> None:
-    run = start("model._target_=probes.RaisingMLP", "+model.at_step=30", f"+model.once={tmp_path / 'raised'}")
-    run.finish()
-    assert run.result["restarts"] == 1
-    assert "boom-7" in run.events("worker_failed")[0]["cause"]
-    assert run.events("worker_failed")[0]["rank"] == 1
-
-
-def test_run_when_a_worker_leaves_early_with_code_0_then_it_is_the_culprit(
-    start: Callable[..., Run], tmp_path: Path
-) -> None:
-    run = start("model._target_=probes.LeavingMLP", "+model.code=0", f"+model.once={tmp_path / 'left'}")
-    run.finish()
-    (failed,) = run.events("worker_failed")
-    assert failed["rank"] == 1
-    assert "exit code 0" in failed["cause"]
 
 
 def test_run_when_max_restarts_is_0_then_nothing_is_retried(start: Callable[..., Run]) -> None:
@@ -188,13 +157,3 @@ def test_run_when_module_raises_before_the_first_step_then_one_attempt_and_its_t
     assert any("RuntimeError: boom-7" in line for line in last)
     assert any("rank 1 raised RuntimeError" in line and "probes.py" in line for line in last)
     assert "rank_1.log" in last[-1]
-
-
-def test_run_when_the_same_exception_comes_twice_then_it_is_a_crash_loop_p03(start: Callable[..., Run]) -> None:
-    run = start("model._target_=probes.RaisingMLP", "+model.at_step=30")
-    run.finish(code=1)
-    assert run.result["generations"] == 2
-    assert "crash loop" in run.stderr
-    assert "boom-7 (crash loop" in run.result["failure"]
-    assert run.result["metrics"]["val/acc"] > 0
-    assert len(run.events("worker_failed")) == 2

@@ -29,7 +29,7 @@ def contents(folder: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     ("number", "code"),
-    [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129), (signal.SIGUSR1, 143)],
+    [(signal.SIGTERM, 143), (signal.SIGINT, 130)],
 )
 def test_run_when_agent_gets_a_stop_signal_then_ends_with_its_code_and_can_be_resumed(
     start: Callable[..., Run], number: int, code: int

@@ -1,7 +1,8 @@
-"""``elastic-harness list``."""
+"""``elastic-harness list`` and ``new``."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -30,3 +31,49 @@ def test_cli_when_called_without_a_command_then_the_usage_is_shown(capsys: Any) 
         main([])
     assert raised.value.code == 2
     assert "list" in capsys.readouterr().err
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: Any) -> Path:
+    """A project with this one's recipes."""
+    (tmp_path / "train.py").touch()
+    (tmp_path / "conf" / "experiment").mkdir(parents=True)
+    (tmp_path / "conf" / "experiment" / "taken.yaml").touch()
+    shutil.copytree(PROJECT / "recipes", tmp_path / "recipes")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_new_when_called_then_the_copy_is_a_recipe_of_its_own(project: Path, capsys: Any) -> None:
+    assert main(["new", "my_model"]) == 0
+    assert "python train.py +experiment=my_model" in capsys.readouterr().out
+    yaml = (project / "recipes" / "my_model" / "experiment" / "my_model.yaml").read_text()
+    assert yaml == (PROJECT / "recipes/digits_mlp/experiment/digits_mlp.yaml").read_text().replace(
+        "digits_mlp", "my_model"
+    )
+    module = (project / "recipes" / "my_model" / "module.py").read_text()
+    assert "class DigitsMLP" in module
+    assert "digits_mlp" not in module
+    names = sorted(path.name for path in (project / "recipes" / "my_model").iterdir())
+    assert names == ["__init__.py", "experiment", "module.py"]
+    assert main(["new", "another", "--from", "my_model"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["my-model"], "must be the name of a Python package"),
+        (["class"], "must be the name of a Python package"),
+        (["../outside"], "must be the name of a Python package"),
+        (["digits_mlp"], "recipes/digits_mlp is there already"),
+        (["taken"], "taken is the name of an experiment"),
+        (["my_model", "--from", "digit_mlp"], "is not a recipe: did you mean digits_mlp?"),
+    ],
+)
+def test_new_when_it_cannot_be_then_says_why_and_leaves_nothing(
+    project: Path, capsys: Any, arguments: list[str], words: str
+) -> None:
+    before = sorted(project.rglob("*"))
+    assert main(["new", *arguments]) == 2
+    assert words in capsys.readouterr().err
+    assert sorted(project.rglob("*")) == before

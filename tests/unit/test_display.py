@@ -62,7 +62,7 @@ def test_display_when_nobody_reads_any_more_then_goes_quiet() -> None:
     os.close(read)
     with os.fdopen(write, "w") as closed:
         shown = Display(SteadyConsole(file=closed))
-        shown.line("x" * 100_000)
+        shown.line("x" * 10_000)
         shown.line("y")
         assert shown.quiet
         with contextlib.suppress(OSError):
@@ -78,15 +78,15 @@ def test_display_when_lines_have_brackets_or_are_long_then_they_come_out_as_they
 def test_summary_when_the_run_ended_then_says_how(tmp_path: Path) -> None:
     shown, output = display()
     shown.summary(
-        Result("finished", None, 240, 20, {"val/acc": 0.96}, "ab", 2, 1, 7, [2, 2], 12.4), RunFolder(tmp_path)
+        Result("finished", None, 240, 20, {"val/acc": 0.96}, "ab", 2, 1, 0, 7, [2, 2], 12.4), RunFolder(tmp_path)
     )
-    assert "finished: 240 steps in 12 s, 1 restart, 7 steps trained again  val/acc 0.96" in output.getvalue()
+    assert "finished: 240 steps in 12 s, 1 restart, 0 resizes, 7 steps trained again  val/acc 0.96" in output.getvalue()
     assert str(tmp_path) in output.getvalue()
 
 
 def test_summary_when_stopped_before_all_was_written_then_says_by_whom_and_where_it_goes_on(tmp_path: Path) -> None:
     shown, output = display()
-    result = Result("preempted", None, 240, 20, {}, None, 2, 1, 0, [2, 2], 12.4)
+    result = Result("preempted", None, 240, 20, {}, None, 2, 1, 0, 0, [2, 2], 12.4)
     shown.summary(result, RunFolder(tmp_path), "notice from AWS: terminate at 8", Path("/dev/shm/state_00000240.ckpt"))
     assert "stopped (notice from AWS: terminate at 8): 240 steps in 12 s" in output.getvalue()
     assert "goes on from /dev/shm/state_00000240.ckpt on this machine, and on others from the beg" in output.getvalue()

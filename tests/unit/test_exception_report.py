@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, Dataset
 
 from elastic_harness.exception_report import report
 
@@ -60,3 +63,53 @@ def test_report_when_an_exception_calls_itself_permanent_then_so_does_the_report
 
     assert report(DamagedError("x")).permanent
     assert not report(ValueError("x")).permanent
+
+
+class Broken(Dataset[int]):
+    """Fails as it is told to, in whatever process it is asked."""
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        if self.how == "raise":
+            raise KeyError("no such sample")
+        if self.how == "exit":
+            os._exit(3)
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("unreachable")
+
+
+def loaded(how: str) -> None:
+    list(DataLoader(Broken(how), num_workers=1))
+
+
+def test_report_when_a_loader_process_raises_then_its_own_line_and_message_are_told() -> None:
+    raised = report(caught(lambda: loaded("raise")))
+    assert (raised.name, raised.message, raised.in_loader) == ("KeyError", "'no such sample'", True)
+    assert raised.place.startswith(f"{__file__}:")
+    assert not raised.killed_by
+
+
+def test_report_when_a_loader_process_is_killed_then_the_signal_is_named() -> None:
+    raised = report(caught(lambda: loaded("kill")))
+    assert (raised.in_loader, raised.killed_by) == (True, "SIGKILL")
+
+
+def test_report_when_a_loader_process_leaves_then_that_is_told() -> None:
+    raised = report(caught(lambda: loaded("exit")))
+    assert (raised.in_loader, raised.killed_by) == (True, None)
+    assert "exited unexpectedly" in raised.message
+
+
+def test_report_when_asked_then_the_types_are_named_as_they_are_configured() -> None:
+    assert report(ModuleNotFoundError("x")).types == (
+        "ModuleNotFoundError",
+        "ImportError",
+        "Exception",
+        "BaseException",
+    )
+    assert report(json.JSONDecodeError("x", "", 0)).types[:2] == ("json.decoder.JSONDecodeError", "ValueError")

@@ -16,7 +16,7 @@ from elastic_harness.run_folder import RunFolder, hold_lock
 
 
 def result(status: str) -> Result:
-    return Result(status, None, 10, 1, {"val/acc": 0.9}, "ab", 1, 0, 0, [2], 1.0)
+    return Result(status, None, 10, 1, {"val/acc": 0.9}, "ab", 1, 0, 0, 0, [2], 1.0)
 
 
 def config(tmp_path: Path, **trainer: Any) -> RunConfig:

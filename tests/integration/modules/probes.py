@@ -6,7 +6,6 @@ import ctypes
 import json
 import multiprocessing
 import os
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -81,25 +80,20 @@ class GlobalsProbe(pl.Callback):
 
 
 class RaisingMLP(DigitsMLP):
-    """Raises in training on one rank.
+    """Raises in training on one rank, every time.
 
     Args:
         at_step: in the batch after this many steps.
         rank: on this rank.
-        once: path of a file that remembers that it has raised; with it, it raises once only.
     """
 
-    def __init__(self, at_step: int = 0, rank: int = 1, once: str | None = None, **kwargs: Any) -> None:
+    def __init__(self, at_step: int = 0, rank: int = 1, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.at_step, self.rank, self.once = at_step, rank, once
+        self.at_step, self.rank = at_step, rank
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         if self.global_step == self.at_step and self.global_rank == self.rank:
-            marker = Path(self.once) if self.once else None
-            if marker is None or not marker.exists():
-                if marker:
-                    marker.touch()
-                raise RuntimeError("boom-7")
+            raise RuntimeError("boom-7")
         return super().training_step(batch, batch_idx)
 
 
@@ -119,20 +113,6 @@ class HoldingMLP(DigitsMLP):
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         if self.global_step == 25:
             ctypes.PyDLL(None).sleep(120)
-        return super().training_step(batch, batch_idx)
-
-
-class LeavingMLP(DigitsMLP):
-    """Leaves with an exit code in training on rank 1, once per file ``once``."""
-
-    def __init__(self, code: int, once: str, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.code, self.once = code, once
-
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        if self.global_step == 5 and self.global_rank == 1 and not Path(self.once).exists():
-            Path(self.once).touch()
-            sys.exit(self.code)
         return super().training_step(batch, batch_idx)
 
 

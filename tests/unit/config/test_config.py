@@ -47,7 +47,7 @@ def test_options_when_listed_then_no_knob_was_added_or_lost() -> None:
     assert {group: allowed_keys(group) for group in ("", *SCHEMAS)} == {
         "": [
             *("run_id", "seed", "resume", "objective", "elastic", "rendezvous", "restart", "checkpoint", "preemption"),
-            *("model", "data", "optimizer", "scheduler", "trainer", "logger", "callbacks"),
+            *("watchdog", "model", "data", "optimizer", "scheduler", "trainer", "logger", "callbacks"),
         ],
         "objective": ["metric", "direction"],
         "elastic": [
@@ -59,9 +59,13 @@ def test_options_when_listed_then_no_knob_was_added_or_lost() -> None:
             *("keep_alive_interval", "keep_alive_attempts", "local_addr"),
             *("cacert", "cert", "key", "user", "password"),
         ],
-        "restart": ["policy", "max_restarts"],
+        "restart": [
+            *("policy", "max_restarts", "window_seconds", "refund_after_steps", "backoff"),
+            *("retryable_exit_codes", "permanent_errors"),
+        ],
         "checkpoint": ["dir", "every_n_steps", "every_seconds", "keep_last", "keep_best", "rescue"],
         "preemption": ["grace_seconds", "provider", "endpoint", "file", "lead_seconds", "poll_interval"],
+        "watchdog": ["enabled", "hang_timeout", "startup_timeout", "straggler_factor", "straggler_seconds"],
     }
 
 
@@ -153,8 +157,24 @@ def test_parse_when_a_range_is_given_then_the_two_keys_are_named_r10(key: str) -
         ("rendezvous.keep_alive_attempts", 2, "must be between 3 and 100, or a node that is merely slow is expelled"),
         ("rendezvous.cacert", "ca.pem", "must be null with rendezvous=c10d"),
         ("rendezvous.local_addr", 7, "must be text or null"),
-        ("restart.policy", "always", "must be on_failure or never"),
-        ("restart.max_restarts", -1, "must be at least 0"),
+        ("restart.policy", "always", "must be on_failure, exit_code or never"),
+        ("restart.max_restarts", -2, "must be at least -1"),
+        ("restart.window_seconds", 0, "must be more than 0"),
+        ("restart.refund_after_steps", -1, "must be at least 0"),
+        ("restart.backoff", 3, "must be a mapping"),
+        ("restart.backoff.factor", 0.5, "must be at least 1"),
+        ("restart.backoff.initial", 1, "is not a key: did you mean initial_seconds?"),
+        ("restart.backoff.initial_seconds", 61, "must be at most restart.backoff.max_seconds=60.0"),
+        ("restart.backoff.jitter", 2, "must be between 0 and 1"),
+        ("restart.backoff.max_seconds", "a minute", "must be a number"),
+        ("restart.retryable_exit_codes", [3], "has no effect with restart.policy=on_failure"),
+        ("restart.retryable_exit_codes", [0], "must hold numbers between 1 and 255"),
+        ("restart.permanent_errors", ["ValueEror"], "no exception of Python's: did you mean ValueError?"),
+        ("restart.permanent_errors", ["print"], "no exception of Python's"),
+        ("watchdog.hang_timeout", 0, "must be more than 0"),
+        ("watchdog.startup_timeout", -1, "must be more than 0"),
+        ("watchdog.straggler_factor", 1, "must be more than 1"),
+        ("watchdog.straggler_seconds", 0, "must be more than 0"),
         ("checkpoint.every_n_steps", -1, "must be at least 0"),
         ("checkpoint.keep_last", 0, "must be at least 1"),
         ("checkpoint.keep_best", -1, "must be at least 0"),

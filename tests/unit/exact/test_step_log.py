@@ -13,7 +13,7 @@ import torch.distributed as dist
 from pytorch_lightning.trainer.connectors.logger_connector.result import _ResultCollection
 from torchmetrics import SumMetric
 
-from elastic_harness.exact.step_log import Record, Recorder, combined, replay, start_gather, taken_in
+from elastic_harness.exact.step_log import Record, Recorder, Told, combined, replay, start_gather, taken_in
 
 
 def record(place: int, value: float, weight: int = 1, name: str = "loss", **options: Any) -> Record:
@@ -21,7 +21,7 @@ def record(place: int, value: float, weight: int = 1, name: str = "loss", **opti
 
 
 def test_gather_when_one_worker_hosts_all_then_records_are_in_the_order_of_ranks() -> None:
-    told = start_gather(([record(1, 0.0), record(2, 0.0), record(0, 0.0)], {}))()
+    told = start_gather(Told([record(1, 0.0), record(2, 0.0), record(0, 0.0)], {}))()
     assert [each.place for each in taken_in(told, {})] == [0, 1, 2]
 
 
@@ -29,7 +29,7 @@ def gathered_by(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     few = [record(rank, 0.25 + rank)]
     many = [record(rank, float(number), name=f"value {number}") for number in range(1000 * rank)]
-    arrived = [start_gather((records, {})) for records in (few, many, [])]  # all on their way at once
+    arrived = [start_gather(Told(records, {})) for records in (few, many, [])]  # all on their way at once
     found = [taken_in(each(), {}) for each in arrived]
     assert found[0] == [record(0, 0.25), record(1, 1.25)]
     assert found[1] == [record(1, float(number), name=f"value {number}") for number in range(1000)]
@@ -85,7 +85,7 @@ def test_replay_when_a_torchmetrics_object_was_logged_then_the_step_has_the_valu
         module.metric(10.0 + place)
         recorder.log("training_step", "m", module.metric, on_step=True, on_epoch=True, metric_attribute="metric")
         records += recorder.records
-    replay(combined(taken_in([(records, {})], {})), results, module)
+    replay(combined(taken_in([Told(records, {})], {})), results, module)
     assert results.metrics(on_step=True)["callback"]["m"] == 10.0
 
 

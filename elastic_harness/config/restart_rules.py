@@ -1,0 +1,86 @@
+"""Rules of the group ``restart``."""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from elastic_harness.config.key_rules import KeyRule, at_least, between
+from elastic_harness.config.spelling import did_you_mean, shown
+
+if TYPE_CHECKING:
+    from elastic_harness.config import RestartConfig, RunConfig
+
+ONE_KEY: tuple[KeyRule, ...] = (
+    (
+        "restart.policy",
+        lambda value: value in ("on_failure", "exit_code", "never"),
+        "must be on_failure, exit_code or never",
+        "use restart=on_failure, restart=exit_code or restart=never",
+    ),
+    ("restart.max_restarts", at_least(-1), "must be at least -1", "0 means that nothing is restarted, -1 no limit"),
+    (
+        "restart.window_seconds",
+        lambda value: value is None or value > 0,
+        "must be more than 0",
+        "null counts the failures of the whole run",
+    ),
+    ("restart.refund_after_steps", at_least(0), "must be at least 0", "0 is never"),
+    ("restart.backoff.initial_seconds", at_least(0), "must be at least 0", "0 restarts at once"),
+    ("restart.backoff.factor", at_least(1), "must be at least 1", "1 waits equally long each time"),
+    ("restart.backoff.max_seconds", at_least(0), "must be at least 0", "the default is 60"),
+    ("restart.backoff.jitter", between(0, 1), "must be between 0 and 1", "0 is none"),
+    (
+        "restart.retryable_exit_codes",
+        lambda codes: all(1 <= code <= 255 for code in codes),
+        "must hold numbers between 1 and 255",
+        "deaths by signal are retried without being listed",
+    ),
+)
+
+
+def restart_rules(run: RunConfig, bad: set[str]) -> Iterator[str]:
+    """The rules for several keys of the group, and for names."""
+    restart, backoff = run.restart, run.restart.backoff
+    keys = ("restart.backoff.initial_seconds", "restart.backoff.max_seconds")
+    if not bad.intersection(keys) and backoff.initial_seconds > backoff.max_seconds:
+        yield (
+            f"restart.backoff.initial_seconds={shown(backoff.initial_seconds)} must be at most "
+            f"restart.backoff.max_seconds={shown(backoff.max_seconds)}: lower the first or raise the second."
+        )
+    keys = ("restart.retryable_exit_codes", "restart.policy")
+    if not bad.intersection(keys) and restart.retryable_exit_codes and restart.policy != "exit_code":
+        yield (
+            f"restart.retryable_exit_codes={shown(restart.retryable_exit_codes)} has no effect with "
+            f"restart.policy={restart.policy}: use restart=exit_code, or leave it out."
+        )
+    if "restart.permanent_errors" not in bad:
+        for name in restart.permanent_errors:
+            if "." not in name and not _is_exception(getattr(builtins, name, None)):
+                guess = did_you_mean(name, [each for each in dir(builtins) if _is_exception(getattr(builtins, each))])
+                yield (
+                    f"restart.permanent_errors has {shown(name)}, which is no exception of Python's: "
+                    f"{f'did you mean {guess}? ' if guess else ''}name one that is not built in with its module, as in "
+                    "my_module.MyError."
+                )
+
+
+def unknown_errors(restart: RestartConfig) -> Iterator[str]:
+    """Exceptions of modules that are not there. This imports the modules."""
+    for name in restart.permanent_errors:
+        module, _, attribute = name.rpartition(".")
+        if not module:
+            continue
+        try:
+            found = getattr(importlib.import_module(module), attribute, None)
+        except ImportError as error:
+            yield f"restart.permanent_errors has {name}, and {module} cannot be imported: {error}."
+            continue
+        if not _is_exception(found):
+            yield f"restart.permanent_errors has {name}, and {module} has no exception {attribute}: correct the name."
+
+
+def _is_exception(found: object) -> bool:
+    return isinstance(found, type) and issubclass(found, BaseException)

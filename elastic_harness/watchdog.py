@@ -1,0 +1,173 @@
+"""Notices when workers stand still, and finds the one that the others wait for.
+
+Every worker counts in its shared record whatever moves it on: batches, validations, hooks, saving and loading. Nothing
+is asked of it, so that the watch goes on when it is stopped, blocked, or deadlocked.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from elastic_harness.config import WatchdogConfig
+from elastic_harness.exception_report import innermost
+from elastic_harness.local_worker import LocalWorker
+from elastic_harness.messages import STACKS_SIGNAL, Phase
+
+# What is learned: so many times the longest pause that there was, and no less than this.
+_PAUSES = 20.0
+_SECONDS = 300.0
+# An agent that was stopped itself has not seen what went on.
+_BLIND_SECONDS = 5.0
+_DUMP_SECONDS = 2.0
+
+_THREAD = re.compile(r"^(?:Current thread|Thread) 0x.*$", re.MULTILINE)
+_FRAME = re.compile(r'^\s*File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
+_MAIN_THREAD = re.compile(r'elastic_harness/worker\.py", line \d+ in main$', re.MULTILINE)
+# Where a worker is that waits for its peers: in a collective, or in a backward pass that DDP holds up.
+_WAITING = re.compile(r"/torch/(distributed|autograd)/|/elastic_harness/(exact/|checkpoint/election\.py)")
+
+_DOING = {
+    Phase.STARTING: "while starting",
+    Phase.TRAINING: "in training",
+    Phase.EVALUATING: "in a validation",
+    Phase.FINISHED: "at the end",
+}
+
+
+class Still(NamedTuple):
+    """The workers have not moved.
+
+    Args:
+        doing: what they were at, such as ``in training``.
+        seconds: for how long.
+    """
+
+    doing: str
+    seconds: float
+
+
+class Watchdog:
+    """Learns how long the workers of a node pause, and says when they pause too long.
+
+    Args:
+        config: the limits.
+    """
+
+    def __init__(self, config: WatchdogConfig) -> None:
+        self._config = config
+        self._alarms = 0
+        self.begin(0.0)
+
+    def begin(self, now: float) -> None:
+        """Another generation begins; the times are those of ``time.monotonic``."""
+        self._beats: tuple[int, ...] = ()
+        self._phase = Phase.STARTING
+        self._moved = self._looked = now
+        self._longest: dict[Phase, float] = {}
+
+    def look(self, beats: Sequence[int], phase: Phase, now: float) -> Still | None:
+        """See whether any worker has moved.
+
+        Args:
+            beats: what each has counted.
+            phase: what the first one is doing.
+            now: the time.
+
+        Returns:
+            That they stand still, if they have done so for too long.
+        """
+        blind, self._looked = now - self._looked > _BLIND_SECONDS, now
+        pause = now - self._moved
+        if tuple(beats) != self._beats or phase != self._phase or blind:
+            if not blind and tuple(beats) != self._beats:
+                self._longest[self._phase] = max(pause, self._longest.get(self._phase, 0.0))
+            self._beats, self._phase, self._moved = tuple(beats), phase, now
+            return None
+        if not self._config.enabled or pause < self._limit():
+            return None
+        self._alarms += 1
+        return Still(_DOING[phase], pause)
+
+    def _limit(self) -> float:
+        longest = self._longest.get(self._phase)
+        if self._phase is Phase.STARTING or longest is None:
+            # The first batches wait for loaders to start and kernels to be chosen.
+            return max(self._config.startup_timeout, self._config.hang_timeout or 0.0)
+        if self._config.hang_timeout is not None:
+            return self._config.hang_timeout
+        # After a false alarm the next one takes longer.
+        return max(_SECONDS, _PAUSES * longest) * 2.0**self._alarms
+
+
+class Standstill(NamedTuple):
+    """A worker that stands still.
+
+    Args:
+        worker: which.
+        stopped: it was stopped from outside, as by SIGSTOP.
+        waits: nothing tells it from one that waits for its peers.
+        place: ``file:line`` of the innermost frame of the user's own code; empty if it is not known.
+    """
+
+    worker: LocalWorker
+    stopped: bool
+    waits: bool
+    place: str
+
+
+def find_culprit(workers: Sequence[LocalWorker]) -> Standstill:
+    """Write the stacks of all workers into their logs, and tell from them which one the others wait for."""
+    found = []
+    stopped = {each.pid for each in workers if _is_stopped(each.pid)}
+    stacks = _dumped_stacks([each for each in workers if each.pid not in stopped])
+    for each in workers:
+        frames = _FRAME.findall(_main_thread(stacks.get(each.pid, "")))
+        place = innermost([f"{file}:{line}" for file, line, _ in frames[::-1]])
+        waits = bool(frames) and _WAITING.search(frames[0][0]) is not None
+        found.append(Standstill(each, each.pid in stopped, waits, place))
+    found.sort(key=lambda one: (not one.stopped, one.waits, one.worker.progress.begun))
+    return found[0]
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _dumped_stacks(workers: Sequence[LocalWorker]) -> dict[int, str]:
+    """What each worker writes into its log when it is asked for its stacks."""
+    sizes = {each.pid: _size(each) for each in workers}
+    for each in workers:
+        os.kill(each.pid, STACKS_SIGNAL)
+    before, deadline = sizes, time.monotonic() + _DUMP_SECONDS
+    while time.monotonic() < deadline:
+        time.sleep(0.1)
+        now = {each.pid: _size(each) for each in workers}
+        if now == before and all(now[pid] > sizes[pid] for pid in now):
+            break
+        before = now
+    return {each.pid: _tail(each, sizes[each.pid]) for each in workers}
+
+
+def _size(worker: LocalWorker) -> int:
+    return Path(worker.assignment.log_path).stat().st_size
+
+
+def _tail(worker: LocalWorker, start: int) -> str:
+    with Path(worker.assignment.log_path).open(errors="replace") as log:
+        log.seek(start)
+        return log.read()
+
+
+def _main_thread(stacks: str) -> str:
+    """The part of a dump that is about the thread that trains."""
+    return next((part for part in _THREAD.split(stacks) if _MAIN_THREAD.search(part)), "")
