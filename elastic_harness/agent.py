@@ -31,14 +31,14 @@ from elastic_harness.display import Display
 from elastic_harness.errors import ClusterError, HarnessError, Stopped, TrainingFailed
 from elastic_harness.job_failures import JobFailures
 from elastic_harness.local_worker import LocalWorker, dismiss, end
-from elastic_harness.messages import Assignment, Phase
+from elastic_harness.messages import Assignment
 from elastic_harness.process_state import ProcessState
 from elastic_harness.rendezvous import Change, ElasticRendezvous, Kind
 from elastic_harness.rescue import rescue
 from elastic_harness.restart import Failure, RestartPolicy
 from elastic_harness.run_folder import RunFolder
 from elastic_harness.stop_signals import StopSignals
-from elastic_harness.watchdog import Still, Watchdog, find_culprit
+from elastic_harness.watchdog import Watchdog, hang
 
 # How long handing over a state may take: after a crash, and the share of the time that a stop leaves; writing a
 # checkpoint of it has the rest.
@@ -158,27 +158,12 @@ class ElasticAgent(LocalElasticAgent):
             self._raise_if_stopped()
             if result.state is WorkerState.FAILED:
                 return first_failure(self._locals, self.course.read, **self._circumstances())
-            still = self._still()
+            running = [each for each in self._locals if each.finished is None]
+            still = self._watchdog.look_at(running, time.monotonic())
             if still is not None:
-                return self._hang(still)
+                return hang(still, running, **self._circumstances())
             if change is not None:
                 return change
-
-    def _still(self) -> Still | None:
-        running = [each.progress for each in self._locals if each.finished is None]
-        if not running:
-            return None
-        return self._watchdog.look([each.beats for each in running], Phase(running[0].phase), time.monotonic())
-
-    def _hang(self, still: Still) -> Failure:
-        """The failure of a group that stands still."""
-        culprit = find_culprit([each for each in self._locals if each.finished is None])
-        assignment = culprit.worker.assignment
-        seconds = f"for {still.seconds:.0f} s" + (", since it is stopped (SIGSTOP)" if culprit.stopped else "")
-        return Failure(
-            assignment.rank, "hang", still.doing, seconds, culprit.place, log=assignment.log_path,
-            consequence=culprit.waits and assignment.num_nodes > 1, **self._circumstances(),
-        )  # fmt: skip
 
     def _circumstances(self) -> dict[str, Any]:
         """What is known of a failure whatever it is."""
@@ -193,7 +178,7 @@ class ElasticAgent(LocalElasticAgent):
     def _recover(self, failure: Failure) -> None:
         """Go on after a failure, as far as the policy allows, unless it came of what another node tells of."""
         self._raise_if_stopped()
-        self.course.record("worker_failed", rank=failure.rank, cause=failure.describe(), log=failure.log)
+        self.course.record("worker_failed", cause=failure.describe(), **failure.facts())
         self._rescue(_CRASH_SECONDS)
         self._stop_workers(self._worker_group)
         change = self._failures.cause_elsewhere(self._raise_if_stopped) if failure.consequence else None

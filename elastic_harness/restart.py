@@ -61,6 +61,12 @@ class Failure:
         known = {each.name for each in fields(cls)}
         return cls(**{**{key: values[key] for key in values if key in known}, "types": tuple(values["types"])})
 
+    def facts(self) -> dict[str, Any]:
+        """What the timeline keeps of it; the traceback is in the log."""
+        return {
+            each: getattr(self, each) for each in ("rank", "kind", "name", "place", "exit_code", "consequence", "log")
+        }
+
     def describe(self) -> str:
         """One plain sentence without a full stop."""
         who = f"rank {self.rank}" + (f" on {self.node}" if self.node else "")

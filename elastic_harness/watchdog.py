@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -19,6 +19,7 @@ from elastic_harness.config import WatchdogConfig
 from elastic_harness.exception_report import innermost
 from elastic_harness.local_worker import LocalWorker
 from elastic_harness.messages import STACKS_SIGNAL, Phase
+from elastic_harness.restart import Failure
 
 # What is learned: so many times the longest pause that there was, and no less than this.
 _PAUSES = 20.0
@@ -72,6 +73,11 @@ class Watchdog:
         self._moved = self._looked = now
         self._longest: dict[Phase, float] = {}
 
+    def look_at(self, workers: Sequence[LocalWorker], now: float) -> Still | None:
+        """See whether any of these has moved, as ``look`` does."""
+        records = [each.progress for each in workers]
+        return self.look([each.beats for each in records], Phase(records[0].phase), now) if records else None
+
     def look(self, beats: Sequence[int], phase: Phase, now: float) -> Still | None:
         """See whether any worker has moved.
 
@@ -106,34 +112,34 @@ class Watchdog:
         return max(_SECONDS, _PAUSES * longest) * 2.0**self._alarms
 
 
-class Standstill(NamedTuple):
-    """A worker that stands still.
+def hang(still: Still, workers: Sequence[LocalWorker], **common: Any) -> Failure:
+    """The failure of workers that stand still; it is that of the one which the others wait for.
+
+    All of them write their stacks into their logs, which tell what each is at.
 
     Args:
-        worker: which.
-        stopped: it was stopped from outside, as by SIGSTOP.
-        waits: nothing tells it from one that waits for its peers.
-        place: ``file:line`` of the innermost frame of the user's own code; empty if it is not known.
+        still: what was seen.
+        workers: of this node.
+        common: what is known of the failure whatever it is; fields of ``Failure``.
     """
-
-    worker: LocalWorker
-    stopped: bool
-    waits: bool
-    place: str
-
-
-def find_culprit(workers: Sequence[LocalWorker]) -> Standstill:
-    """Write the stacks of all workers into their logs, and tell from them which one the others wait for."""
-    found = []
     stopped = {each.pid for each in workers if _is_stopped(each.pid)}
     stacks = _dumped_stacks([each for each in workers if each.pid not in stopped])
-    for each in workers:
-        frames = _FRAME.findall(_main_thread(stacks.get(each.pid, "")))
-        place = innermost([f"{file}:{line}" for file, line, _ in frames[::-1]])
-        waits = bool(frames) and _WAITING.search(frames[0][0]) is not None
-        found.append(Standstill(each, each.pid in stopped, waits, place))
-    found.sort(key=lambda one: (not one.stopped, one.waits, one.worker.progress.begun))
-    return found[0]
+    frames = {each.pid: _FRAME.findall(_main_thread(stacks.get(each.pid, ""))) for each in workers}
+
+    def waits(worker: LocalWorker) -> bool:
+        """Whether nothing tells it from one that waits for its peers."""
+        found = frames[worker.pid]
+        return bool(found) and _WAITING.search(found[0][0]) is not None
+
+    culprit = min(workers, key=lambda each: (each.pid not in stopped, waits(each), each.progress.begun))
+    place = innermost([f"{file}:{line}" for file, line, _ in reversed(frames[culprit.pid])])
+    message = f"for {still.seconds:.0f} s" + (", since it is stopped (SIGSTOP)" if culprit.pid in stopped else "")
+    assignment = culprit.assignment
+    consequence = waits(culprit) and assignment.num_nodes > 1
+    return Failure(
+        assignment.rank, "hang", still.doing, message, place,
+        log=assignment.log_path, consequence=consequence, **common,
+    )  # fmt: skip
 
 
 def _is_stopped(pid: int) -> bool:

@@ -134,6 +134,12 @@ ENDINGS = [
 # Not rows of their own.
 MORE = [
     Ending("a worker is stopped (SIGSTOP)", (*faulty("signal:SIGSTOP"), *WATCHED), 0, cause="it is stopped (SIGSTOP)"),
+    Ending(
+        "a worker waits in a collective that the others do not call",
+        (*faulty("collective"), *WATCHED, "elastic.consistency=none"),
+        0,
+        cause="stood still in training",
+    ),
     Ending("a loader process is killed", faulty_loader("signal:SIGKILL"), 0, cause="a loader process of rank"),
     Ending("the process that forks the workers is killed", EPOCHS, 0, kill_zygote, cause="(the zygote) died"),
     Ending("a loader process stands still", (*faulty_loader("hang"), *WATCHED), 0, cause="stood still in training"),
@@ -172,3 +178,13 @@ def test_run_when_it_ends_then_as_the_readme_says_p03_p08_p10_p11(
     row = f"| {ending.what} | {happened(run)} | {ending.code} |"
     assert ending in MORE or row in (PROJECT / "README.md").read_text(), row
     assert not alive([worker["pid"] for event in run.events("generation_started") for worker in event["workers"]])
+
+
+def test_run_when_a_worker_is_slow_then_it_is_named_once_and_all_times_are_kept(start: Callable[..., Run]) -> None:
+    run = start("model._target_=endings.SlowMLP", "watchdog.straggler_seconds=1", *EPOCHS)
+    run.finish()
+    assert [event["rank"] for event in run.events("straggler")] == [1]
+    assert run.stdout.count("rank 1 is slow: ") == 1
+    times = [event["seconds"] for event in run.events("step_times")]
+    assert len(times) > 1
+    assert all(slow > 0.1 > quick for quick, slow in times)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
 from elastic_harness.agent import ElasticAgent
@@ -23,7 +24,7 @@ class OwnError(Exception):
 
 
 def fail(fault: str) -> None:
-    """Do what the fault says: ``raise:TYPE``, ``exit:CODE``, ``signal:NAME`` or ``hang``."""
+    """Do what the fault says: ``raise:TYPE``, ``exit:CODE``, ``signal:NAME``, ``collective`` or ``hang``."""
     kind, _, name = fault.partition(":")
     if kind == "raise":
         raise {"OwnError": OwnError, "ValueError": ValueError}[name]("boom-7")
@@ -31,6 +32,8 @@ def fail(fault: str) -> None:
         sys.exit(int(name))
     if kind == "signal":
         os.kill(os.getpid(), signal.Signals[name])
+    if kind == "collective":
+        dist.barrier()
     while True:
         time.sleep(3600)
 
@@ -51,6 +54,15 @@ class FaultyMLP(DigitsMLP):
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         if self.global_step == self.step and self.global_rank == 1 and is_due(self.once):
             fail(self.fault)
+        return super().training_step(batch, batch_idx)
+
+
+class SlowMLP(DigitsMLP):
+    """Takes longer on rank 1."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        if self.global_rank == 1:
+            time.sleep(0.1)
         return super().training_step(batch, batch_idx)
 
 
