@@ -36,7 +36,7 @@ class JobFailures:
             All there were on any node, oldest first; of this generation the one that was told first.
         """
         told = replace(failure, traceback="")
-        charged = self._nodes.charge_restart(asdict(told))
+        charged = self._nodes.charge_restart({**asdict(told), "cause": failure.describe()})
         failures = [Failure.from_json(each) for each in charged]
         if not any(each["generation"] == generation for each in charged):
             return [*failures, failure]

@@ -108,7 +108,7 @@ class ElasticRendezvous(RendezvousHandler):
         deadline = time.monotonic() + self._join_timeout
         with self._contact.seen:
             change = self._member.change(time.monotonic())
-            self._member.join(change.text if change else f"{self._node.name} starts over")
+            self._member.join(change.text if change else self._own_cause())
             self._store = None
             self._contact.rearm()
         self._contact.start()
@@ -119,6 +119,13 @@ class ElasticRendezvous(RendezvousHandler):
             if info is not None:
                 return info
             self._pause(deadline)
+
+    def _own_cause(self) -> str:
+        """Why this node itself ends a round, in words for the others."""
+        mine = self._member.round
+        charged = [each for each in self.failures if mine is not None and each["generation"] == mine.generation]
+        told: str | None = charged[-1].get("cause") if charged else None
+        return told or f"{self._node.name} starts over"
 
     def num_nodes_waiting(self) -> int:
         """Nodes that wait and that there is room for; spare nodes are not counted."""
@@ -219,7 +226,7 @@ class ElasticRendezvous(RendezvousHandler):
         """Count a failure of the current round, once for all nodes: the first one to say it counts.
 
         Args:
-            failure: what there is to know of it, in plain JSON.
+            failure: what there is to know of it, in plain JSON; ``cause`` says it in one phrase.
 
         Returns:
             All failures of this launch, oldest first, each with its ``generation``.

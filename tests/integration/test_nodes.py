@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -250,3 +252,30 @@ def test_nodes_when_workers_fail_on_both_then_the_budget_is_the_jobs_p01(start_n
         node.finish(code=1)
         assert "restart budget spent (1 of 1)" in node.stderr
     assert course.trained() == list(range(1, 13))
+
+
+def test_nodes_when_one_fails_then_all_of_them_name_the_worker_that_did_p11(
+    start_node: StartNode, tmp_path: Path
+) -> None:
+    chance = random.Random(11)
+    faults = [
+        (step, chance.randrange(2), chance.choice(["raise:ValueError", "signal:SIGKILL"])) for step in range(2, 42, 2)
+    ]
+    told = ",".join(f"'{step}:{rank}:{fault}'" for step, rank, fault in faults)
+    group = (
+        *c10d(2, 2),
+        "model._target_=endings.FailingOftenMLP",
+        f"+model.folder={tmp_path}",
+        f"+model.faults=[{told}]",
+        "restart.max_restarts=-1",
+        "restart.backoff.initial_seconds=0",
+        "trainer.max_epochs=4",
+    )
+    nodes = start_node("one", "own_1", *group), start_node("two", "own_2", *group)
+    for node in nodes:
+        node.finish(seconds=280)
+        named = re.findall(r"rank (\d) on (?:one|two) (raised|was killed)", node.stdout)
+        expected = [(str(rank), "raised" if "raise" in fault else "was killed") for _, rank, fault in faults]
+        assert named == expected
+        for event in node.events("worker_failed"):
+            assert not event["consequence"] or event["name"] != "ValueError"

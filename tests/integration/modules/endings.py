@@ -57,6 +57,27 @@ class FaultyMLP(DigitsMLP):
         return super().training_step(batch, batch_idx)
 
 
+class FailingOftenMLP(DigitsMLP):
+    """Fails again and again, each time at another step.
+
+    Args:
+        folder: remembers which failures have happened.
+        faults: ``STEP:RANK:FAULT``, see ``fail``.
+    """
+
+    def __init__(self, folder: str, faults: list[str], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.folder, self.faults = folder, faults
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        for fault in self.faults:
+            step, rank, how = fault.split(":", 2)
+            due = (self.global_step, self.global_rank) == (int(step), int(rank))
+            if due and is_due(f"{self.folder}/failed_{step}"):
+                fail(how)
+        return super().training_step(batch, batch_idx)
+
+
 class SlowMLP(DigitsMLP):
     """Takes longer on rank 1."""
 
