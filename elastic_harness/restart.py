@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import signal
 from collections.abc import Mapping, Sequence
@@ -129,14 +130,11 @@ class RestartPolicy:
         reason = self._not_retried(failures)
         if reason is not None:
             return Decision(False, reason)
-        counted = self._counted(failures)
-        allowed = self._config.max_restarts
-        if allowed < 0:
-            return Decision(True, f"restart {counted}", _delay(self._config.backoff, counted, failures[-1]))
-        if counted > allowed:
+        counted, allowed = self._counted(failures), self._config.max_restarts
+        if 0 <= allowed < counted:
             return Decision(False, f"restart budget spent ({allowed} of {allowed}): restart.max_restarts")
-        delay = _delay(self._config.backoff, counted, failures[-1])
-        return Decision(True, f"restart {counted} of {allowed}", delay)
+        budget = f" of {allowed}" if allowed >= 0 else ""
+        return Decision(True, f"restart {counted}{budget}", _delay(self._config.backoff, failures))
 
     def _not_retried(self, failures: Sequence[Failure]) -> str | None:
         """Why the newest failure is not retried, whatever the budget; None if it may be."""
@@ -172,14 +170,16 @@ class RestartPolicy:
         return sum(map(counts, failures))
 
 
-def _delay(backoff: BackoffConfig, counted: int, newest: Failure) -> float:
-    """Seconds before a restart: none for the first of those that count, then more and more.
+def _delay(backoff: BackoffConfig, failures: Sequence[Failure]) -> float:
+    """Seconds before a restart: none after new steps, then more and more as long as there are none.
 
     The jitter comes from the failure itself, so that all nodes agree on it and jobs that failed together differ.
     """
-    if counted < 2:
+    newest, pairs = failures[-1], itertools.pairwise(reversed(failures))
+    stuck = sum(1 for _ in itertools.takewhile(lambda pair: pair[0].step <= pair[1].step, pairs))
+    if not stuck:
         return 0.0
-    grown: float = min(backoff.max_seconds, backoff.initial_seconds * backoff.factor ** min(counted - 2, 64))
+    grown: float = min(backoff.max_seconds, backoff.initial_seconds * backoff.factor ** min(stuck - 1, 64))
     return grown * (1.0 + backoff.jitter * random.Random(f"{newest.time} {newest.rank}").uniform(-1.0, 1.0))
 
 

@@ -87,11 +87,11 @@ class RendezvousConfig:
 
 @dataclass
 class BackoffConfig:
-    """How long a restart waits. The first of the failures that count against the budget is retried at once.
+    """How long a restart waits. A failure after new steps is retried at once.
 
     Args:
-        initial_seconds: before the second one is retried.
-        factor: by which each further wait is longer.
+        initial_seconds: when no step was finished since the failure before.
+        factor: by which each further wait is longer, as long as no step is finished.
         max_seconds: the longest wait.
         jitter: largest share by which a wait is longer or shorter, so that jobs that failed together part.
     """

@@ -98,9 +98,11 @@ def test_describe_when_asked_then_is_one_plain_sentence(failure: Failure, words:
     assert failure.describe() == words
 
 
-def test_delay_when_failures_follow_then_grows_from_none_up_to_the_longest() -> None:
+def test_delay_when_failures_follow_without_new_steps_then_grows_from_none_up_to_the_longest() -> None:
     policy = RestartPolicy(RestartConfig(backoff=BackoffConfig(2.0, 3.0, 10.0, 0.0)))
     assert [policy.decide([KILLED] * count).delay for count in range(1, 6)] == [0.0, 2.0, 6.0, 10.0, 10.0]
+    further = [other(KILLED, step=step) for step in (30, 30, 31, 31, 31)]
+    assert [policy.decide(further[:count]).delay for count in range(1, 6)] == [0.0, 2.0, 0.0, 2.0, 6.0]
 
 
 def test_delay_when_there_is_jitter_then_all_nodes_agree_on_it_and_jobs_differ() -> None:

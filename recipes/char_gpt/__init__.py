@@ -1,0 +1,1 @@
+"""A recipe: a small transformer that writes text letter by letter."""

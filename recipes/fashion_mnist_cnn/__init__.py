@@ -1,0 +1,1 @@
+"""A recipe: a small convolutional network on Fashion-MNIST."""
