@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install train test test-nodes check benchmark clean
+.PHONY: install train test test-long check benchmark clean
 
 install: .venv/installed
 
@@ -24,8 +24,8 @@ check: install
 test: check
 	$(BIN)/pytest --numprocesses 2 --dist worksteal
 
-test-nodes: install
-	$(BIN)/pytest -m nodes
+test-long: install
+	$(BIN)/pytest -m long
 
 benchmark: install
 	for script in benchmarks/*.py; do OMP_NUM_THREADS=1 $(BIN)/python $$script || exit 1; done

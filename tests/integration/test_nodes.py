@@ -18,7 +18,7 @@ import pytest
 from tests.etcd import Etcd, free_ports
 from tests.integration.conftest import PROJECT, Run, traced
 
-pytestmark = pytest.mark.nodes
+pytestmark = pytest.mark.long
 
 StartNode = Callable[..., Run]
 

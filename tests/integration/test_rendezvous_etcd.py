@@ -17,7 +17,7 @@ from elastic_harness.rendezvous.etcd import EtcdBackend
 from elastic_harness.rendezvous.etcd_session import EtcdSession, session_of
 from tests.etcd import Etcd, free_ports
 
-pytestmark = pytest.mark.nodes
+pytestmark = pytest.mark.long
 
 StartEtcd = Callable[..., Etcd]
 

@@ -17,7 +17,7 @@ import pytest
 from tests.etcd import Etcd, free_ports
 from tests.integration.modules import rendezvous_node
 
-pytestmark = pytest.mark.nodes
+pytestmark = pytest.mark.long
 
 SECONDS = 60.0
 

@@ -95,3 +95,24 @@ def test_run_when_a_process_of_it_gets_sigterm_then_finishes_the_step_and_keeps_
     assert [event["steps_lost"] for event in run.events("resumed")] == [0] * 4
     assert run.result["restarts"] == 0
     assert run.result["weights_sha256"] == undisturbed
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("data", ["recipes.digits_mlp.module.DigitsData", "probes.LoadedDigits"])
+def test_run_when_a_worker_gets_sigterm_again_and_again_then_each_time_its_step_is_kept_p04_p05(
+    start: Callable[..., Run], tmp_path: Path, data: str
+) -> None:
+    trace = tmp_path / "trace"
+    overrides = (
+        "trainer.max_epochs=12",
+        "checkpoint.every_n_steps=1000",
+        f"data._target_={data}",
+        f"+callbacks.trace={{_target_: probes.StepTrace, path: {trace}}}",
+    )
+    for number in range(10):
+        run = start(*overrides)
+        run.wait_until(lambda number=number: trace.exists() and traced(trace) > 12 * number + 2)
+        os.kill(run.workers()[number % 2], signal.SIGTERM)
+        run.finish(code=143, seconds=20)
+        assert run.events("run_finished")[-1]["step"] == traced(trace), number
+    assert (run.result["restarts"], run.result["steps_lost"]) == (0, 0)
