@@ -28,7 +28,7 @@ from elastic_harness.checkpoint.states import Reachable, RunStates
 from elastic_harness.course import Course
 from elastic_harness.diagnosis import first_failure, out_of_memory_kills
 from elastic_harness.display import Display
-from elastic_harness.errors import ClusterError, HarnessError, Stopped, TrainingFailed
+from elastic_harness.errors import ClusterError, Stopped, TrainingFailed
 from elastic_harness.job_failures import JobFailures
 from elastic_harness.local_worker import LocalWorker, dismiss, end
 from elastic_harness.messages import Assignment
@@ -133,7 +133,7 @@ class ElasticAgent(LocalElasticAgent):
             raise ClusterError(f"the store of a generation cannot be made: {error}") from error
         try:
             return self._watch(group)
-        except HarnessError:
+        except Exception:  # a bug of the harness, too: what the workers hold is kept whatever happens
             self._raise_if_stopped()
             self._rescue(_CRASH_SECONDS)
             raise
@@ -179,13 +179,16 @@ class ElasticAgent(LocalElasticAgent):
         """Go on after a failure, as far as the policy allows, unless it came of what another node tells of."""
         self._raise_if_stopped()
         self.course.record("worker_failed", cause=failure.describe(), **failure.facts())
+        # The other nodes hear of the cause before this one does anything that takes time.
+        failures = [] if failure.consequence else self._failures.charge(failure, self.course.generation)
         self._rescue(_CRASH_SECONDS)
         self._stop_workers(self._worker_group)
-        change = self._failures.cause_elsewhere(self._raise_if_stopped) if failure.consequence else None
-        if change is not None:
-            self._give_way(change)
-            return
-        failures = self._failures.charge(failure, self.course.generation)
+        if not failures:
+            change = self._failures.cause_elsewhere(self.course.generation, self._raise_if_stopped)
+            if change is not None:
+                self._give_way(change)
+                return
+            failures = self._failures.charge(failure, self.course.generation)
         decision, newest = self._policy.decide(failures), failures[-1]
         if not decision.restart:
             log_line = f"\nfull log: {newest.log}" if newest.log else ""
@@ -240,6 +243,7 @@ class ElasticAgent(LocalElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         zygote.start(self._modules)
+        restart = self._failures.restarted()
         assert self._nodes.round is not None
         self.course.begin(self._nodes.round)
         self._watchdog.begin(time.monotonic())
@@ -250,8 +254,10 @@ class ElasticAgent(LocalElasticAgent):
         for each in state.damaged if state else ():
             self._display.set_aside(*each)
             self.course.record("checkpoint_set_aside", checkpoint=each.path, reason=each.reason, moved_to=each.moved_to)
-        if self._states is not None and state is not None and not self.course.leads:
-            self._states.memory.drop_before(state.step)
+        if self._states is not None and state is not None:
+            self._states.memory.drop_partial()
+            if not self.course.leads:
+                self._states.memory.drop_before(state.step)
         for member in worker_group.workers:
             assignment = self._assignment(member, worker_group, logs, state)
             self._locals.append(LocalWorker.start(assignment, self._payload, self._state, self._modules))
@@ -259,7 +265,6 @@ class ElasticAgent(LocalElasticAgent):
             {"rank": each.assignment.rank, "pid": each.pid, "node": os.uname().nodename} for each in self._locals
         ]
         self._display.started(self.course.generation, [each.pid for each in self._locals])
-        restart = self._failures.restarted()
         resize = self._has_trained and not restart
         self._has_trained = True
         self.course.record("generation_started", workers=workers, restart=restart, resize=resize)

@@ -66,7 +66,6 @@ class Course:
         self._states = states
         self._first_step: int | None = None
         self._straggler_factor = straggler_factor
-        self._stragglers = Stragglers(straggler_factor)
 
     def begin(self, joined: Round) -> None:
         """Another generation begins."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from torch.distributed import DistError
 
+from elastic_harness.config.restart_rules import dotted_name
 from elastic_harness.errors import ConfigError
 from elastic_harness.messages import Raised
 
@@ -24,7 +25,9 @@ _NOT_THE_USERS = (
 _RAISED_IN_LOADER = re.compile(r"Caught \w+ in DataLoader worker process")
 _LEFT_LOADER = re.compile(r"DataLoader worker \(pid.*exited unexpectedly")
 _KILLED_LOADER = re.compile(r"DataLoader worker \(pid.*is killed by signal: ([^.]+)\.")
-_FRAME = re.compile(r'^\s*File "(.+)", line (\d+)', re.MULTILINE)
+# All nodes are told of it. The traceback, which is in the log, has the whole.
+_MESSAGE_LENGTH = 500
+FRAME = re.compile(r'^\s*File "(.+)", line (\d+)', re.MULTILINE)
 
 
 def report(exception: BaseException) -> Raised:
@@ -35,7 +38,9 @@ def report(exception: BaseException) -> Raised:
     if raised_in_loader:
         # The traceback of that process is in the message.
         message = message.removeprefix(f"{name}: ")
-        place = innermost([f"{file}:{line}" for file, line in _FRAME.findall(text)]) or place
+        place = innermost([f"{file}:{line}" for file, line in FRAME.findall(text)]) or place
+    if len(message) > _MESSAGE_LENGTH:
+        message = f"{message[:_MESSAGE_LENGTH]} [...]"
     killed_by = _loader_killed_by(exception)
     return Raised(
         name=name,
@@ -46,7 +51,7 @@ def report(exception: BaseException) -> Raised:
         permanent=bool(getattr(exception, "permanent", False)),
         exit_code=_exit_code(exception),
         refused=tuple(exception.problems) if isinstance(exception, ConfigError) else (),
-        types=tuple(_dotted(each) for each in type(exception).__mro__[:-1]),
+        types=tuple(dotted_name(each) for each in type(exception).__mro__[:-1]),
         in_loader=raised_in_loader or killed_by is not None or _LEFT_LOADER.search(text) is not None,
         killed_by=killed_by,
     )
@@ -57,10 +62,6 @@ def _text(exception: BaseException) -> str:
         return str(exception).strip()
     except Exception as error:  # A __str__ of the user's may be broken, too.
         return f"its message cannot be shown: {error!r}"
-
-
-def _dotted(kind: type) -> str:
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _loader_killed_by(exception: BaseException | None) -> str | None:
@@ -110,12 +111,14 @@ def _is_consequence(exception: BaseException) -> bool:
     """Whether the exception only says that a peer or the store is gone."""
     if isinstance(exception, DistError):
         return True
-    text = str(exception)
+    if not isinstance(exception, RuntimeError):
+        return False
+    text = _text(exception)
     marks = (
         "Connection closed by peer",
         "Connection reset by peer",
         "Connection refused",
         "Broken pipe",
-        "gloo",
+        "gloo/",
     )
-    return isinstance(exception, RuntimeError) and any(mark in text for mark in marks)
+    return any(mark in text for mark in marks)

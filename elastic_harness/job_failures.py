@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from multiprocessing.connection import wait
 
-from elastic_harness.rendezvous import Change, ElasticRendezvous
+from elastic_harness.rendezvous import Change, ElasticRendezvous, Kind
 from elastic_harness.restart import Failure
 from elastic_harness.stop_signals import StopSignals
 
@@ -44,16 +44,20 @@ class JobFailures:
             failures[-1] = failure
         return failures
 
-    def cause_elsewhere(self, raise_if_stopped: Callable[[], None]) -> Change | None:
+    def cause_elsewhere(self, generation: int, raise_if_stopped: Callable[[], None]) -> Change | None:
         """What other nodes say of a generation whose workers here only lost their peers.
 
         Args:
+            generation: that has ended.
             raise_if_stopped: called again and again while they are waited for.
         """
         if self._nodes.round is None or len(self._nodes.round.members) == 1:
             return None
         deadline = time.monotonic() + 2 * self._nodes.patience
         while (change := self._nodes.changed()) is None and (left := deadline - time.monotonic()) > 0:
+            told = [each for each in self._nodes.failures if each["generation"] == generation]
+            if told:
+                return Change(Kind.REOPENED, told[0]["cause"])
             wait([self._nodes.reader, self._stop.reader], timeout=left)
             raise_if_stopped()
         return change

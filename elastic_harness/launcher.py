@@ -230,7 +230,7 @@ class ElasticLauncher(_Launcher):
             local_world_size=num_workers,
             entrypoint=worker.main,
             rdzv_handler=launch.nodes,
-            max_restarts=strategy.restart.max_restarts,
+            max_restarts=0,  # the policy decides
             monitor_interval=elastic.monitor_interval,
         )
         return ElasticAgent(

@@ -25,7 +25,7 @@ STACKS_SIGNAL = signal.SIGRTMIN + 8
 
 
 class Phase(IntEnum):
-    """What a worker is doing."""
+    """What a worker is doing. It starts until the first batch is done: of the training, or of a validation."""
 
     STARTING = 0
     TRAINING = 1
@@ -112,11 +112,11 @@ class StepTimes(NamedTuple):
 class Raised(NamedTuple):
     """An exception ended the worker.
 
-    ``types`` are the dotted names of its type and of those that inherits from. ``consequence`` says that it only came
-    of another worker's end, such as a connection closed by a peer. ``in_loader`` says that it came out of a process of
-    a DataLoader, which ``killed_by`` ended if that is the name of a signal.
-    ``exit_code`` is set for a ``SystemExit``. ``refused`` holds the sentences of a ``ConfigError``: only here, with
-    model and data at hand, could the worker see that the input is bad.
+    ``types`` are the dotted names of its type and of those that it inherits from. ``consequence`` says that it only
+    came of another worker's end, such as a connection closed by a peer. ``in_loader`` says that it came out of a
+    process of a DataLoader, which ``killed_by`` ended if that is the name of a signal. ``exit_code`` is set for a
+    ``SystemExit``. ``refused`` holds the sentences of a ``ConfigError``: only here, with model and data at hand, could
+    the worker see that the input is bad.
     """
 
     name: str

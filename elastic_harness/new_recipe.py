@@ -37,12 +37,15 @@ def new_recipe(project: Path, name: str, source: str) -> list[str]:
         shutil.copytree(project / "recipes" / source, partial, ignore=shutil.ignore_patterns("__pycache__", ".*"))
         (partial / "experiment" / f"{source}.yaml").rename(partial / "experiment" / f"{name}.yaml")
         for path in partial.rglob("*"):
-            if path.suffix in (".py", ".yaml", ".md"):
-                path.write_text(re.sub(rf"\b{source}\b", name, path.read_text(encoding="utf-8")), encoding="utf-8")
+            if path.suffix in (".py", ".yaml"):
+                text = path.read_text(encoding="utf-8")
+                renamed = re.sub(rf"(recipes[./]|experiment=){source}\b", rf"\g<1>{name}", text)
+                path.write_text(renamed, encoding="utf-8")
         partial.rename(target)
-    except OSError as error:
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"recipes/{source} cannot be copied to {target}: {error}.") from error
+    finally:
         shutil.rmtree(partial, ignore_errors=True)
-        raise ConfigError(f"{target} cannot be written ({error.strerror}): give this user the right to.") from error
     return [
         f"recipes/{name}/module.py and recipes/{name}/experiment/{name}.yaml are yours: change them, and",
         f"    python train.py +experiment={name}",

@@ -83,7 +83,7 @@ def list_experiments(project: Path) -> list[Experiment]:
 
 
 def _recipe_folders(project: Path) -> Iterator[Path]:
-    for folder in sorted((project / "recipes").glob("*/experiment")):
+    for folder in sorted((project / "recipes").glob("[!.]*/experiment")):
         yield folder.parent
 
 

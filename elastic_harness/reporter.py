@@ -32,13 +32,19 @@ class Reporter(Callback):
 
     setup = on_sanity_check_start = on_load_checkpoint = on_save_checkpoint = _beat
     on_train_epoch_start = on_train_epoch_end = on_train_end = _beat
-    on_validation_start = on_validation_batch_start = on_test_start = on_test_batch_start = _beat
-    on_predict_start = on_predict_batch_start = on_predict_batch_end = _beat
+    on_validation_batch_start = on_test_batch_start = on_predict_batch_start = on_predict_batch_end = _beat
+
+    def _start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Batches of another kind follow, the first of which may take longer."""
+        self._update(trainer, Phase.STARTING)
+
+    on_validation_start = on_test_start = on_predict_start = _start
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         total = trainer.estimated_stepping_batches
         self._progress.total_steps = -1 if total == float("inf") else int(total)
-        self._update(trainer, Phase.TRAINING)
+        self._update(trainer, Phase.STARTING)
+        self._told_at = time.monotonic()
         self._progress.step = self._progress.begun = trainer.global_step
         self._send(Resumed(self._resumed_from, trainer.global_step))
 
@@ -52,12 +58,13 @@ class Reporter(Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._update(trainer, Phase.TRAINING)
-        # Reading the loss waits for a GPU, so not at every step.
         strategy: Any = trainer.strategy
-        if time.monotonic() - self._told_at >= strategy.watchdog.straggler_seconds:
+        watchdog = strategy.watchdog
+        if watchdog.enabled and time.monotonic() - self._told_at >= watchdog.straggler_seconds:
             self._told_at = time.monotonic()
             if seconds := strategy.take_step_seconds():
                 self._send(StepTimes(seconds))
+        # Reading the loss waits for a GPU, so not at every step.
         if trainer._logger_connector.should_update_logs and isinstance(outputs, dict) and "loss" in outputs:
             self._progress.loss = float(outputs["loss"])
 
@@ -71,4 +78,6 @@ class Reporter(Callback):
         if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
             metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
             self._send(Evaluated(trainer.current_epoch, trainer.global_step, metrics))
-        self._update(trainer, Phase.TRAINING)
+            self._update(trainer, Phase.TRAINING)
+        else:
+            self._update(trainer, Phase.STARTING)

@@ -167,8 +167,10 @@ class ElasticStrategy(DDPStrategy):
     def _collective_timeout(self) -> timedelta | None:
         """Longer than the watchdog takes, which knows better who holds up the others."""
         limit = self.watchdog.hang_timeout
-        if limit is None or not self.watchdog.enabled:
+        if not self.watchdog.enabled:
             return self._timeout
+        if limit is None:
+            return timedelta(days=1)
         return timedelta(seconds=max(2 * limit, self.watchdog.startup_timeout))
 
     def prepare(self, trainer: pl.Trainer) -> None:

@@ -6,6 +6,7 @@ is asked of it, so that the watch goes on when it is stopped, blocked, or deadlo
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from elastic_harness.config import WatchdogConfig
-from elastic_harness.exception_report import innermost
+from elastic_harness.exception_report import FRAME, innermost
 from elastic_harness.local_worker import LocalWorker
 from elastic_harness.messages import STACKS_SIGNAL, Phase
 from elastic_harness.restart import Failure
@@ -24,15 +25,16 @@ from elastic_harness.restart import Failure
 # What is learned: so many times the longest pause that there was, and no less than this.
 _PAUSES = 20.0
 _SECONDS = 300.0
+# What is learned is twice as long after each alarm, so many times.
+_DOUBLINGS = 3
 # An agent that was stopped itself has not seen what went on.
 _BLIND_SECONDS = 5.0
 _DUMP_SECONDS = 2.0
 
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x.*$", re.MULTILINE)
-_FRAME = re.compile(r'^\s*File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 _MAIN_THREAD = re.compile(r'elastic_harness/worker\.py", line \d+ in main$', re.MULTILINE)
 # Where a worker is that waits for its peers: in a collective, or in a backward pass that DDP holds up.
-_WAITING = re.compile(r"/torch/(distributed|autograd)/|/elastic_harness/(exact/|checkpoint/election\.py)")
+_WAITING = re.compile(r"/torch/(distributed|autograd)/|/elastic_harness/(exact/|checkpoint/(election|boundary)\.py)")
 
 _DOING = {
     Phase.STARTING: "while starting",
@@ -102,14 +104,13 @@ class Watchdog:
         return Still(_DOING[phase], pause)
 
     def _limit(self) -> float:
-        longest = self._longest.get(self._phase)
-        if self._phase is Phase.STARTING or longest is None:
-            # The first batches wait for loaders to start and kernels to be chosen.
+        if self._phase is Phase.STARTING:
+            # The first batch waits for loaders to start and kernels to be chosen.
             return max(self._config.startup_timeout, self._config.hang_timeout or 0.0)
         if self._config.hang_timeout is not None:
             return self._config.hang_timeout
-        # After a false alarm the next one takes longer.
-        return max(_SECONDS, _PAUSES * longest) * 2.0**self._alarms
+        # The alarms may have been false ones.
+        return max(_SECONDS, _PAUSES * self._longest.get(self._phase, 0.0)) * 2.0 ** min(self._alarms, _DOUBLINGS)
 
 
 def hang(still: Still, workers: Sequence[LocalWorker], **common: Any) -> Failure:
@@ -123,8 +124,9 @@ def hang(still: Still, workers: Sequence[LocalWorker], **common: Any) -> Failure
         common: what is known of the failure whatever it is; fields of ``Failure``.
     """
     stopped = {each.pid for each in workers if _is_stopped(each.pid)}
-    stacks = _dumped_stacks([each for each in workers if each.pid not in stopped])
-    frames = {each.pid: _FRAME.findall(_main_thread(stacks.get(each.pid, ""))) for each in workers}
+    # The signal would end one that is still importing the script.
+    stacks = _dumped_stacks([each for each in workers if each.pid not in stopped and each.progress.started])
+    frames = {each.pid: FRAME.findall(_main_thread(stacks.get(each.pid, ""))) for each in workers}
 
     def waits(worker: LocalWorker) -> bool:
         """Whether nothing tells it from one that waits for its peers."""
@@ -132,7 +134,7 @@ def hang(still: Still, workers: Sequence[LocalWorker], **common: Any) -> Failure
         return bool(found) and _WAITING.search(found[0][0]) is not None
 
     culprit = min(workers, key=lambda each: (each.pid not in stopped, waits(each), each.progress.begun))
-    place = innermost([f"{file}:{line}" for file, line, _ in reversed(frames[culprit.pid])])
+    place = innermost([f"{file}:{line}" for file, line in reversed(frames[culprit.pid])])
     message = f"for {still.seconds:.0f} s" + (", since it is stopped (SIGSTOP)" if culprit.pid in stopped else "")
     assignment = culprit.assignment
     consequence = waits(culprit) and assignment.num_nodes > 1
@@ -151,27 +153,23 @@ def _is_stopped(pid: int) -> bool:
 
 def _dumped_stacks(workers: Sequence[LocalWorker]) -> dict[int, str]:
     """What each worker writes into its log when it is asked for its stacks."""
-    sizes = {each.pid: _size(each) for each in workers}
+    sizes = {each.pid: len(_log_of(each)) for each in workers}
     for each in workers:
-        os.kill(each.pid, STACKS_SIGNAL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(each.pid, STACKS_SIGNAL)
     before, deadline = sizes, time.monotonic() + _DUMP_SECONDS
     while time.monotonic() < deadline:
         time.sleep(0.1)
-        now = {each.pid: _size(each) for each in workers}
+        now = {each.pid: len(_log_of(each)) for each in workers}
         if now == before and all(now[pid] > sizes[pid] for pid in now):
             break
         before = now
-    return {each.pid: _tail(each, sizes[each.pid]) for each in workers}
+    return {each.pid: _log_of(each)[sizes[each.pid] :].decode(errors="replace") for each in workers}
 
 
-def _size(worker: LocalWorker) -> int:
-    return Path(worker.assignment.log_path).stat().st_size
-
-
-def _tail(worker: LocalWorker, start: int) -> str:
-    with Path(worker.assignment.log_path).open(errors="replace") as log:
-        log.seek(start)
-        return log.read()
+def _log_of(worker: LocalWorker) -> bytes:
+    path = Path(worker.assignment.log_path)
+    return path.read_bytes() if path.exists() else b""  # it is made in the first milliseconds of a worker
 
 
 def _main_thread(stacks: str) -> str:

@@ -27,6 +27,7 @@ class Etcd:
         name: of the member.
         ports: client and peer port; chosen if not given.
         cluster: ``name=peer url`` of every member; this one alone if not given.
+        host: address for clients.
     """
 
     def __init__(
@@ -37,10 +38,11 @@ class Etcd:
         name: str = "one",
         ports: tuple[int, int] | None = None,
         cluster: str | None = None,
+        host: str = "127.0.0.1",
     ) -> None:
         assert EXECUTABLE is not None, "install etcd, for example with `apt-get install etcd-server`"
         self.client, peer = ports or free_ports()
-        self.endpoint = f"127.0.0.1:{self.client}"
+        self.endpoint = f"{host}:{self.client}"
         self.url = f"{scheme}://{self.endpoint}"
         peer_url = f"http://127.0.0.1:{peer}"
         self._log = folder / f"{name}.log"

@@ -78,7 +78,7 @@ class NodeMemory:
         return None
 
     def drop_before(self, step: int) -> None:
-        """Remove the states with fewer steps, and what an interrupted write left."""
+        """Remove the states with fewer steps."""
         for path in self._states():
             if step_of(path) < step:
                 path.unlink(missing_ok=True)
@@ -88,6 +88,12 @@ class NodeMemory:
         if self._in_use is not None:
             os.close(self._in_use)
             self._in_use = None
+
+    def drop_partial(self) -> None:
+        """Remove what interrupted writes left; nobody may be writing."""
+        for folder in self._folders:
+            for path in folder.glob(f"{_PREFIX}*.partial"):
+                path.unlink(missing_ok=True)
 
     def clear(self) -> None:
         """Remove the states."""
@@ -128,7 +134,9 @@ def write_state(state: dict[str, Any], step: int, places: Sequence[Path]) -> Pat
         path = state_path(folder, step)
         try:
             _write(state, path)
-        except (OSError, RuntimeError) as error:  # torch has none but the latter for a file that is full
+        except (OSError, RuntimeError) as error:
+            if not isinstance(error, OSError) and not _of_the_file(error):
+                raise
             reasons.append(f"{folder} ({type(error).__name__}: {error})")
         else:
             return path
@@ -138,26 +146,32 @@ def write_state(state: dict[str, Any], step: int, places: Sequence[Path]) -> Pat
     )
 
 
+def _of_the_file(error: RuntimeError) -> bool:
+    """Whether torch says of the file that it cannot be written, for which it has no other exception."""
+    return any(mark in str(error) for mark in ("inline_container", "PytorchStreamWriter", "PyTorchStreamWriter"))
+
+
 def _write(state: dict[str, Any], path: Path) -> None:
     import torch  # here, so that the agent's side is possible without it
 
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.partial")
-    with _WRITING, temporary.open("wb") as file:
-        # What is in memory need not be guarded against a failing disk; the sums would take longer than the copy.
-        in_memory = path.is_relative_to(_SHARED_MEMORY)
-        checked = torch.serialization.get_crc32_options()
-        torch.serialization.set_crc32_options(not in_memory)
-        try:
-            torch.save(state, file)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        finally:
-            torch.serialization.set_crc32_options(checked)
-        if not in_memory:
-            os.fsync(file.fileno())
-    temporary.rename(path)
+    try:
+        with _WRITING, temporary.open("wb") as file:
+            # What is in memory need not be guarded against a failing disk; the sums would take longer than the copy.
+            in_memory = path.is_relative_to(_SHARED_MEMORY)
+            checked = torch.serialization.get_crc32_options()
+            torch.serialization.set_crc32_options(not in_memory)
+            try:
+                torch.save(state, file)
+            finally:
+                torch.serialization.set_crc32_options(checked)
+            if not in_memory:
+                os.fsync(file.fileno())
+        temporary.rename(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def step_of(path: Path) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from elastic_harness.config.key_rules import KeyRule, at_least, between
@@ -58,13 +58,10 @@ def restart_rules(run: RunConfig, bad: set[str]) -> Iterator[str]:
         )
     if "restart.permanent_errors" not in bad:
         for name in restart.permanent_errors:
-            if "." not in name and not _is_exception(getattr(builtins, name, None)):
-                guess = did_you_mean(name, [each for each in dir(builtins) if _is_exception(getattr(builtins, each))])
-                yield (
-                    f"restart.permanent_errors has {shown(name)}, which is no exception of Python's: "
-                    f"{f'did you mean {guess}? ' if guess else ''}name one that is not built in with its module, as in "
-                    "my_module.MyError."
-                )
+            if "." not in name:
+                yield from _unlike(name, getattr(builtins, name, None), "Python", dir(builtins))
+            elif not all(part.isidentifier() for part in name.split(".")):
+                yield f"restart.permanent_errors has {shown(name)}, which is no name: write it as in my_module.MyError."
 
 
 def unknown_errors(restart: RestartConfig) -> Iterator[str]:
@@ -74,13 +71,28 @@ def unknown_errors(restart: RestartConfig) -> Iterator[str]:
         if not module:
             continue
         try:
-            found = getattr(importlib.import_module(module), attribute, None)
-        except ImportError as error:
+            found = importlib.import_module(module)
+        except Exception as error:  # whatever a module does when it is imported
             yield f"restart.permanent_errors has {name}, and {module} cannot be imported: {error}."
-            continue
-        if not _is_exception(found):
-            yield f"restart.permanent_errors has {name}, and {module} has no exception {attribute}: correct the name."
+        else:
+            yield from _unlike(name, getattr(found, attribute, None), module, dir(found))
 
 
-def _is_exception(found: object) -> bool:
-    return isinstance(found, type) and issubclass(found, BaseException)
+def dotted_name(kind: type) -> str:
+    """What an exception is called in ``restart.permanent_errors``."""
+    module = "__main__" if kind.__module__ == "__mp_main__" else kind.__module__
+    return kind.__qualname__ if module == "builtins" else f"{module}.{kind.__qualname__}"
+
+
+def _unlike(name: str, found: object, where: str, known: Iterable[str]) -> Iterator[str]:
+    """What is wrong with the name of an exception, which has to be the one that it has where it is defined."""
+    if isinstance(found, type) and issubclass(found, BaseException):
+        if dotted_name(found) != name:
+            yield f"restart.permanent_errors has {name}, which is another name of {dotted_name(found)}: use that one."
+        return
+    guess = did_you_mean(name.rpartition(".")[2], known)
+    yield (
+        f"restart.permanent_errors has {shown(name)}, and {where} has no such exception: "
+        f"{f'did you mean {guess}? ' if guess else ''}name one that is not built in with its module, as in "
+        "my_module.MyError."
+    )

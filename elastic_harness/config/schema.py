@@ -87,11 +87,11 @@ class RendezvousConfig:
 
 @dataclass
 class BackoffConfig:
-    """How long a restart waits. A failure after new steps is retried at once.
+    """How long a restart waits. When the run is further than at the failure before, it does not.
 
     Args:
-        initial_seconds: when no step was finished since the failure before.
-        factor: by which each further wait is longer, as long as no step is finished.
+        initial_seconds: when it is not.
+        factor: by which each further wait is longer, as long as the run gets no further.
         max_seconds: the longest wait.
         jitter: largest share by which a wait is longer or shorter, so that jobs that failed together part.
     """
@@ -180,7 +180,7 @@ class WatchdogConfig:
         enabled: whether they are watched.
         hang_timeout: how long nothing may move: no batch, no validation, no hook, no saving. null is learned: 20 times
             the longest pause there was, and no less than 300.
-        startup_timeout: how long the start may take, up to the second batch, and the first batches of a validation.
+        startup_timeout: how long the start may take, up to the end of the first batch, and that of a validation.
         straggler_factor: a worker that takes so many times the median for its own part of a step is named, once.
         straggler_seconds: over which that is measured.
     """

@@ -43,7 +43,9 @@ class Pace:
         return self._own
 
     def hear(self, seconds: Sequence[float]) -> None:
-        """Every worker has told its seconds, by rank."""
+        """Every worker has told its seconds, by rank; 0 as long as it does not know any."""
+        if not all(seconds):
+            return
         self._sums = [total + each for total, each in zip(self._sums or [0.0] * len(seconds), seconds, strict=True)]
         self._steps += 1
 

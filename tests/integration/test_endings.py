@@ -84,7 +84,7 @@ ENDINGS = [
     ),
     Ending(
         "a worker or a loader process is killed, by whatever signal",
-        faulty("signal:SIGSEGV"),
+        (*faulty("signal:SIGSEGV"), "restart.max_restarts=-1"),
         0,
         cause="rank 1 was killed by SIGSEGV",
     ),
@@ -158,7 +158,8 @@ def happened(run: Run) -> str:
             return "finished the step and kept its state; the same command goes on"
         case "failed":
             reason = re.search(r"\(((?:[^()]|\([^()]*\))*)\)$", result["failure"].splitlines()[0])
-            return f"gave up: {reason[1]}" if reason else "stopped all workers, kept the state, showed the traceback"
+            kept = "kept the state" if run.events("rescued") else "lost the state"
+            return f"gave up: {reason[1]}" if reason else f"stopped all workers, {kept}, showed the traceback"
     if not result["restarts"]:
         return "trained to the end"
     return "restarted; no step was lost" if not result["steps_lost"] else "restarted from the newest checkpoint"

@@ -7,60 +7,15 @@ import os
 import random
 import re
 import signal
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
 
-from tests.etcd import Etcd, free_ports
-from tests.integration.conftest import PROJECT, Run, traced
+from tests.etcd import Etcd
+from tests.integration.nodes import Gated, Nodes, StartNode, c10d, kill, undisturbed, wait_for_world
 
 pytestmark = pytest.mark.long
-
-StartNode = Callable[..., Run]
-
-# A machine name and shared memory of its own make a process a node.
-_AS_NODE = 'mount -t tmpfs tmpfs /dev/shm && hostname "$0" && exec "$@"'
-
-
-@pytest.fixture
-def start_node(tmp_path: Path) -> Iterator[StartNode]:
-    """Starts ``train.py`` with the digits recipe on a node of its own, with one worker; cleans up."""
-    nodes: list[Run] = []
-
-    def start(name: str, folder: str, *overrides: str) -> Run:
-        command = [
-            *("unshare", "--uts", "--mount", "sh", "-c", _AS_NODE, name),
-            *(sys.executable, str(PROJECT / "train.py"), "+experiment=digits_mlp", "run_id=run"),
-            f"hydra.run.dir={tmp_path / folder}",
-            "elastic.nproc_per_node=1",
-            "elastic.num_threads=1",
-            "checkpoint.every_n_steps=20",
-            "trainer.max_epochs=5",
-            "data.batch_size=64",
-            *overrides,
-        ]
-        nodes.append(Run(tmp_path / folder, command, PROJECT, {}))
-        return nodes[-1]
-
-    yield start
-    for node in nodes:
-        node.clean_up()
-
-
-def c10d(min_nodes: int, max_nodes: int) -> tuple[str, ...]:
-    endpoint = f"127.0.0.1:{free_ports(1)[0]}"
-    return (f"rendezvous.endpoint={endpoint}", f"elastic.min_nodes={min_nodes}", f"elastic.max_nodes={max_nodes}")
-
-
-def undisturbed(start_node: StartNode, *overrides: str, workers: int = 2) -> dict[str, Any]:
-    """The result of the same run on one node."""
-    run = start_node("alone", "undisturbed", f"elastic.nproc_per_node={workers}", *overrides)
-    run.finish()
-    return run.result
 
 
 def test_nodes_when_they_start_together_then_train_one_run_and_only_rank_0_writes_it(start_node: StartNode) -> None:
@@ -115,55 +70,11 @@ def test_nodes_when_they_share_a_run_folder_then_one_agent_a_node_may_use_it(sta
     assert len(one.events("run_finished")) == 1
 
 
-class Course:
-    """Lets the nodes train up to one gate after the other.
-
-    Args:
-        folder: for the trace and the gates.
-        gates: steps after which the workers wait.
-    """
-
-    def __init__(self, folder: Path, *gates: int) -> None:
-        self._folder, self._trace = folder, folder / "trace"
-        self.overrides = (
-            f"+callbacks.trace={{_target_: probes.StepTrace, path: {self._trace}}}",
-            f"+callbacks.gates={{_target_: probes.Gates, folder: {folder}, steps: [{','.join(map(str, gates))}]}}",
-        )
-
-    def wait_at(self, step: int, node: Run) -> None:
-        node.wait_until(lambda: self._trace.exists() and traced(self._trace) == step)
-
-    def open(self, step: int) -> None:
-        (self._folder / str(step)).touch()
-
-    def trained(self, rank: int = 0) -> list[int]:
-        """The steps that were finished on a rank, in the order of time."""
-        lines = map(json.loads, self._trace.read_text().splitlines())
-        return [line["step"] for line in lines if line["rank"] == rank]
-
-
-def wait_for_world(node: Run, size: int, *, after: int) -> int:
-    """Wait until workers of a generation after the given one train in a world of that size; its number."""
-
-    def started() -> int:
-        found = [event["generation"] for event in node.events("resumed") if event["world_size"] == size]
-        return max((number for number in found if number > after), default=0)
-
-    number: int = node.wait_until(started)
-    return number
-
-
-def kill(node: Run) -> None:
-    """A node that is gone at once: its agent, and its workers with it."""
-    pids = [worker["pid"] for event in node.events("generation_started") for worker in event["workers"]]
-    own = [pid for pid in pids if psutil.pid_exists(pid) and _agent_of(pid) == node.process.pid]
-    for pid in (node.process.pid, *own):
-        os.killpg(pid, signal.SIGKILL)
-
-
-def _agent_of(worker: int) -> int | None:
-    zygote = psutil.Process(worker).parent()
-    return zygote.ppid() if zygote is not None else None
+@pytest.fixture
+def start_node(tmp_path: Path) -> Iterator[StartNode]:
+    nodes = Nodes(tmp_path)
+    yield nodes.start
+    nodes.clean_up()
 
 
 @pytest.fixture
@@ -177,7 +88,7 @@ def etcd(tmp_path: Path) -> Iterator[Etcd]:
 def test_nodes_when_they_join_freeze_die_and_leave_then_no_step_is_lost_and_the_weights_are_the_same(
     start_node: StartNode, tmp_path: Path, etcd: Etcd
 ) -> None:
-    course = Course(tmp_path, 5, 17, 24, 32, 45)
+    course = Gated(tmp_path, 5, 17, 24, 32, 45)
     group = ("rendezvous=etcd", f"rendezvous.endpoint={etcd.endpoint}", "elastic.max_nodes=2", *course.overrides)
     group = (*group, "restart.max_restarts=0", "rendezvous.last_call_timeout=0")
     one = start_node("one", "run", *group)
@@ -220,7 +131,7 @@ def test_nodes_when_they_join_freeze_die_and_leave_then_no_step_is_lost_and_the_
 def test_nodes_when_the_host_of_the_store_dies_then_the_others_end_with_144_and_a_sentence_r07(
     start_node: StartNode, tmp_path: Path
 ) -> None:
-    course = Course(tmp_path, 5, 12)
+    course = Gated(tmp_path, 5, 12)
     group = (*c10d(1, 2), *course.overrides)
     host = start_node("one", "own_1", *group)
     course.wait_at(5, host)
@@ -240,7 +151,7 @@ def test_nodes_when_the_host_of_the_store_dies_then_the_others_end_with_144_and_
 
 
 def test_nodes_when_workers_fail_on_both_then_the_budget_is_the_jobs_p01(start_node: StartNode, tmp_path: Path) -> None:
-    course = Course(tmp_path, 5, 12)
+    course = Gated(tmp_path, 5, 12)
     group = (*c10d(2, 2), *course.overrides, "restart.max_restarts=1")
     nodes = start_node("one", "own_1", *group), start_node("two", "own_2", *group)
     for restarts, (step, node) in enumerate(zip((5, 12), nodes, strict=True)):
