@@ -115,7 +115,7 @@ def test_report_when_asked_then_the_types_are_named_as_they_are_configured() -> 
     assert report(json.JSONDecodeError("x", "", 0)).types[:2] == ("json.decoder.JSONDecodeError", "ValueError")
 
 
-class Silent(RuntimeError):
+class SilentError(RuntimeError):
     """Cannot be shown."""
 
     def __str__(self) -> str:
@@ -123,5 +123,5 @@ class Silent(RuntimeError):
 
 
 def test_report_when_a_message_cannot_be_shown_or_is_endless_then_there_is_one_all_the_same() -> None:
-    assert report(Silent()).message == "its message cannot be shown: ValueError('no')"
+    assert report(SilentError()).message == "its message cannot be shown: ValueError('no')"
     assert len(report(ValueError("x" * 10_000)).message) < 600
