@@ -243,9 +243,9 @@ class ElasticAgent(LocalElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         zygote.start(self._modules)
-        restart = self._failures.restarted()
-        assert self._nodes.round is not None
-        self.course.begin(self._nodes.round)
+        joined = self._nodes.round
+        assert joined is not None
+        self.course.begin(joined)
         self._watchdog.begin(time.monotonic())
         self._oom_kills = out_of_memory_kills()
         logs = self._folder.log_folder(self.course.generation)
@@ -265,9 +265,9 @@ class ElasticAgent(LocalElasticAgent):
             {"rank": each.assignment.rank, "pid": each.pid, "node": os.uname().nodename} for each in self._locals
         ]
         self._display.started(self.course.generation, [each.pid for each in self._locals])
-        resize = self._has_trained and not restart
+        resize = self._has_trained and not joined.after_failure
         self._has_trained = True
-        self.course.record("generation_started", workers=workers, restart=restart, resize=resize)
+        self.course.record("generation_started", workers=workers, restart=joined.after_failure, resize=resize)
         return {each.assignment.local_rank: each.pid for each in self._locals}
 
     def _assignment(self, member: Worker, group: Any, logs: Path, state: Reachable | None) -> Assignment:

@@ -23,7 +23,6 @@ class JobFailures:
     def __init__(self, nodes: ElasticRendezvous, stop: StopSignals) -> None:
         self._nodes = nodes
         self._stop = stop
-        self._before: int | None = None
 
     def charge(self, failure: Failure, generation: int) -> list[Failure]:
         """Count a failure.
@@ -61,8 +60,3 @@ class JobFailures:
             wait([self._nodes.reader, self._stop.reader], timeout=left)
             raise_if_stopped()
         return change
-
-    def restarted(self) -> bool:
-        """Whether there was another failure since this was asked last; False at the first time."""
-        before, self._before = self._before, len(self._nodes.failures)
-        return before is not None and self._before > before

@@ -78,12 +78,23 @@ def finite(metrics: Mapping[str, SupportsFloat]) -> dict[str, float | None]:
 
 
 def _wall_seconds(events: Sequence[Mapping[str, Any]]) -> float:
-    """The sum over all starts of the time from ``run_started`` to the last event before the next one."""
+    """The sum over all starts of the time from ``run_started`` to the last event before the next one.
+
+    A node that joins others starts nothing anew.
+    """
     total, started, last = 0.0, 0.0, 0.0
+    there: set[str] = set()
     for event in events:
-        if event["event"] == "run_started":
-            total += last - started
-            started = event["time"]
+        match event["event"]:
+            case "run_started":
+                if not there - {event["node"]}:
+                    total += last - started
+                    started = event["time"]
+                there.add(event["node"])
+            case "node_left":
+                there.discard(event["node"])
+            case "run_finished":
+                there.clear()
         last = event["time"]
     return round(total + last - started, 3)
 

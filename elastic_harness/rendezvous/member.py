@@ -136,7 +136,9 @@ class Member:
         whole = state.complete and len(state.members) == state.size
         if not whole or me is None or me.rank is None or state.generation <= self._left:
             return None
-        return Round(state.launch, state.generation, me.rank, state.members, state.store, state.settled)
+        return Round(
+            state.launch, state.generation, me.rank, state.members, state.store, state.settled, state.after_failure
+        )
 
     @property
     def told(self) -> str | None:

@@ -95,6 +95,8 @@ class State:
         nodes: every known node by id, in order of arrival.
         machines: names of those that were ever in a round of the launch.
         failures: the failures of the launch, at most one a generation, oldest first.
+        charged: how many of them there were when the newest round closed.
+        after_failure: one of them came since the round before.
         settled: what the first node of the launch has settled for all of them.
         outcome: ``finished``, or why there is no further round; None while it goes on.
     """
@@ -108,6 +110,8 @@ class State:
     nodes: Mapping[str, Node] = field(default_factory=dict)
     machines: tuple[str, ...] = ()
     failures: tuple[Mapping[str, Any], ...] = ()
+    charged: int = 0
+    after_failure: bool = False
     settled: Mapping[str, Any] = field(default_factory=dict)
     outcome: str | None = None
 
@@ -203,6 +207,8 @@ def close_round(state: State, dead: Collection[str], rules: Rules, settled: Mapp
         size=len(chosen),
         store=None,
         cause="",
+        charged=len(state.failures),
+        after_failure=len(state.failures) > state.charged,
         nodes=nodes,
         machines=tuple(machines),
     )

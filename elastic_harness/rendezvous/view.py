@@ -60,6 +60,7 @@ class Round:
         members: all nodes of the round by id, in order of rank.
         store: host and port of the round's store; None until rank 0 has published it.
         settled: what the first node of the launch has settled for all.
+        after_failure: a failure has led to it, on whatever node.
     """
 
     launch: int
@@ -68,6 +69,7 @@ class Round:
     members: Mapping[str, Node]
     store: tuple[str, int] | None
     settled: Mapping[str, Any]
+    after_failure: bool = False
 
     @property
     def first_worker(self) -> int:

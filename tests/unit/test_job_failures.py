@@ -29,13 +29,14 @@ def test_charge_when_a_failure_is_new_then_it_counts_once_and_keeps_its_tracebac
     nodes: ElasticRendezvous,
 ) -> None:
     failures = JobFailures(nodes, StopSignals())
-    assert not failures.restarted()
     assert nodes.round is not None
     generation = nodes.round.generation
     assert failures.charge(KILLED, generation) == [KILLED]
     assert failures.charge(replace(KILLED, rank=0), generation) == [replace(KILLED, traceback="")]
-    assert failures.restarted()
-    assert not failures.restarted()
+    assert nodes.next_rendezvous() is not None
+    assert nodes.round.after_failure
+    nodes.next_rendezvous()
+    assert not nodes.round.after_failure
     assert nodes.failures[0]["cause"] == "rank 1 was killed by SIGKILL, perhaps out of memory"
     assert "long" not in str(nodes.failures)
 

@@ -50,16 +50,22 @@ def test_result_when_put_together_then_counts_over_all_starts_of_the_run(tmp_pat
     assert result.metrics == {"val/acc": 0.5, "nan": None}
 
 
+@pytest.mark.parametrize(
+    ("events", "seconds"),
+    [
+        ([("run_started", "a", 100.0), ("checkpoint_saved", "a", 107.0), ("run_started", "a", 500.0),
+          ("run_finished", "a", 502.0)], 9.0),
+        ([("run_started", "a", 100.0), ("run_started", "b", 150.0), ("run_finished", "a", 200.0)], 100.0),
+        ([("run_started", "a", 100.0), ("run_finished", "a", 110.0), ("run_started", "b", 150.0),
+          ("run_finished", "b", 200.0)], 60.0),
+    ],
+    ids=["starts of one node", "a node joins", "another node goes on"],
+)  # fmt: skip
 def test_result_when_there_were_several_starts_then_their_seconds_are_added(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: list[tuple[str, str, float]], seconds: float
 ) -> None:
-    timeline = Timeline(tmp_path / "events.jsonl", "node0")
-    for name, moment in (
-        ("run_started", 100.0),
-        ("checkpoint_saved", 107.0),
-        ("run_started", 500),
-        ("run_finished", 502),
-    ):
+    for name, node, moment in events:
         monkeypatch.setattr("time.time", lambda moment=moment: moment)
-        timeline.record(name, generation=0, step=1, world_size=1)
-    assert Result.of("finished", None, timeline, None).wall_seconds == 9.0
+        Timeline(tmp_path / "events.jsonl", node).record(name, generation=0, step=1, world_size=1)
+    result = Result.of("finished", None, Timeline(tmp_path / "events.jsonl", "a"), None)
+    assert result.wall_seconds == seconds
