@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import sys
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +42,7 @@ from elastic_harness.restart import RestartPolicy
 from elastic_harness.result import Result
 from elastic_harness.run_folder import RunFolder, finished_text
 from elastic_harness.stop_signals import StopSignals
+from elastic_harness.user_script import require_same_module, require_script
 from elastic_harness.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -117,7 +116,7 @@ class ElasticLauncher(_Launcher):
             # A worker is importing the user's script and met fit() again. Its agent knows what the code means.
             os._exit(EXIT_MISSING_MAIN_GUARD)
         assert trainer is not None
-        _require_script()
+        require_script()
         run_dir = self._strategy.run_dir or os.path.join(trainer.default_root_dir, "elastic")  # noqa: PTH118
         node = os.uname().nodename if self._strategy.elastic.max_nodes > 1 else None
         folder = RunFolder(Path(run_dir), self._strategy.checkpoint.dir, node)
@@ -131,7 +130,7 @@ class ElasticLauncher(_Launcher):
             fingerprint = None
             if trainer.state.fn == TrainerFn.FITTING:
                 self._end_if_finished(folder)
-                _require_same_module(args[0], folder)
+                require_same_module(args[0], folder)
                 fingerprint = self._prepare(trainer, args[0], folder)
             payload = pickling.dumps(trainer, function, args, kwargs)
             launch = _Launch(payload, args[0], folder, stop, nodes)
@@ -299,27 +298,6 @@ def _hooks_stay_in_workers(trainer: pl.Trainer) -> Iterator[None]:
     except BaseException:
         trainer.callbacks, trainer.loggers = [], []  # type: ignore[attr-defined]
         raise
-
-
-_trained_here: dict[Path, weakref.ref[pl.LightningModule]] = {}
-
-
-def _require_same_module(module: pl.LightningModule, folder: RunFolder) -> None:
-    """A second ``fit()`` of this process in a folder goes on with the first one, which another module cannot mean."""
-    if _trained_here.setdefault(folder.path, weakref.ref(module))() is not module:
-        raise ConfigError(
-            f"run_dir={folder.path} holds the run of another module that this process trained: "
-            "give each fit() its own ElasticStrategy(run_dir=...), for example one for each fold."
-        )
-
-
-def _require_script() -> None:
-    """Workers import the script that is running, so it has to be a file."""
-    path = getattr(sys.modules["__main__"], "__file__", None)
-    if path is not None and not Path(path).exists():
-        raise ConfigError(
-            f"the script is read from {path}, and every worker imports it: save it as a file and run that."
-        )
 
 
 @contextlib.contextmanager
