@@ -1,4 +1,4 @@
-"""The console script: ``elastic-harness list``, ``new`` and ``verify``. torch is not imported here."""
+"""The console script: ``elastic-harness list``, ``new``, ``verify`` and ``doctor``. torch is not imported here."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from elastic_harness.doctor import doctor
 from elastic_harness.errors import ConfigError, HarnessError
 from elastic_harness.new_recipe import new_recipe
 from elastic_harness.recipes import list_experiments
@@ -24,6 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     check = commands.add_parser("verify", help="train a few steps with 1, 2 and 3 workers and compare the weights")
     check.add_argument("--steps", type=int, default=12, help="optimizer steps of each run (default: 12)")
     check.add_argument("overrides", nargs="+", help="as for train.py, for example +experiment=digits_mlp")
+    look = commands.add_parser("doctor", help="see whether this node is fit for a run, without starting it")
+    look.add_argument("overrides", nargs="+", help="as for train.py, for example +experiment=digits_mlp")
     given = parser.parse_args(arguments)
     try:
         project = find_project(Path.cwd())
@@ -41,6 +44,8 @@ def _lines(project: Path, given: argparse.Namespace) -> Iterable[str]:
     match given.command:
         case "verify":
             return verify(project, given.overrides, given.steps)
+        case "doctor":
+            return doctor(project, given.overrides)
         case "new":
             return new_recipe(project, given.name, given.source)
     return listing(project)

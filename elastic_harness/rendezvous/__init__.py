@@ -78,4 +78,14 @@ def create(
     )
 
 
-__all__ = ["Change", "ElasticRendezvous", "Kind", "Round", "address_of_this_node", "create", "interface_of"]
+__all__ = [
+    "Change",
+    "ElasticRendezvous",
+    "Kind",
+    "Round",
+    "address_of_this_node",
+    "connect",
+    "create",
+    "interface_of",
+    "spelt",
+]

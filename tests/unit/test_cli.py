@@ -1,4 +1,4 @@
-"""``elastic-harness list`` and ``new``."""
+"""``elastic-harness list``, ``new`` and ``doctor``."""
 
 from __future__ import annotations
 
@@ -77,3 +77,31 @@ def test_new_when_it_cannot_be_then_says_why_and_leaves_nothing(
     assert main(["new", *arguments]) == 2
     assert words in capsys.readouterr().err
     assert sorted(project.rglob("*")) == before
+
+
+def test_doctor_when_all_is_well_then_every_check_says_what_it_found(
+    monkeypatch: Any, capsys: Any, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(PROJECT)
+    assert main(["doctor", "+experiment=digits_mlp", f"hydra.run.dir={tmp_path / 'run'}"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["ok"] * 7
+    assert "c10d on this node alone" in lines[3]
+    assert f"{tmp_path / 'run'}, " in lines[4]
+    assert not (tmp_path / "run").exists()
+
+
+def test_doctor_when_something_is_wrong_then_it_is_named_and_the_others_are_checked_all_the_same(
+    monkeypatch: Any, capsys: Any
+) -> None:
+    monkeypatch.chdir(PROJECT)
+    nodes = ("rendezvous=etcd", "rendezvous.endpoint=127.0.0.1:1", "elastic.max_nodes=2", "run_id=x")
+    arguments = ["doctor", "+experiment=digits_mlp", "+model.widht=3", "hydra.run.dir=/proc/run", *nodes]
+    assert main(arguments) == 2
+    said = capsys.readouterr()
+    wrong = [line for line in said.out.splitlines() if line.startswith("wrong")]
+    assert [line.split()[1] for line in wrong] == ["model", "rendezvous", "run"]
+    assert "rendezvous.endpoint=127.0.0.1:1 must be reachable" in wrong[1]
+    assert "3 of 7 checks failed" in said.err
+    assert main(["doctor", "+experiment=digits_mlp", "sede=3"]) == 2
+    assert "did you mean seed?" in capsys.readouterr().err
