@@ -44,6 +44,8 @@ from elastic_harness.watchdog import Watchdog, hang
 # checkpoint of it has the rest.
 _CRASH_SECONDS = 10.0
 _STOP_SHARE = 0.6
+# What the system takes as one timeout is limited.
+_PAUSE_SECONDS = 3600.0
 
 
 class ElasticAgent(LocalElasticAgent):
@@ -200,7 +202,7 @@ class ElasticAgent(LocalElasticAgent):
         """Wait before a restart; a stop ends that."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
-            wait([self._stop.reader], timeout=left)
+            wait([self._stop.reader], timeout=min(left, _PAUSE_SECONDS))
             self._raise_if_stopped()
 
     def _give_way(self, change: Change) -> None:

@@ -129,8 +129,12 @@ class Course:
         """Write an event into the log and the timeline."""
         place = {"generation": self.generation, "step": self.step, "world_size": self.world_size, **details}
         log.info("%s %s", event, place)
-        if self._timeline is not None:
+        if self._timeline is None:
+            return
+        try:
             self._timeline.record(event, **place)
+        except OSError as error:  # the run matters more than its story
+            self._display.line(f"{event} cannot be written into {self._timeline.path} ({error.strerror})")
 
     def record_written(self, outcomes: Sequence[Outcome]) -> None:
         """Write down which checkpoints have been written, and which could not be."""

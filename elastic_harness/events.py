@@ -63,7 +63,7 @@ class Timeline:
 
     def last_step(self) -> int:
         """The step of the newest event that has one; 0 if there is none."""
-        return next((event["step"] for event in reversed(list(self.read())) if event.get("step") is not None), 0)
+        return next((event["step"] for event in reversed(list(self.read())) if event["step"] is not None), 0)
 
     def read(self, event: str | None = None) -> Iterator[dict[str, Any]]:
         """All events so far, or those of one name; a damaged line, such as one cut short by a crash, is left out."""
@@ -75,5 +75,14 @@ class Timeline:
                     entry = json.loads(line)
                 except json.JSONDecodeError:
                     continue
-                if isinstance(entry, dict) and "event" in entry and event in (None, entry["event"]):
+                if _is_event(entry) and event in (None, entry["event"]):
                     yield entry
+
+
+def _is_event(entry: Any) -> bool:
+    return (
+        isinstance(entry, dict)
+        and isinstance(entry.get("event"), str)
+        and isinstance(entry.get("time"), float)
+        and isinstance(entry.get("step"), int | None)
+    )

@@ -22,7 +22,7 @@ _NOT_THE_USERS = (
 
 
 # How torch words it that a process of a DataLoader raised, left, or was killed (torch/_utils.py, DataLoader.cpp).
-_RAISED_IN_LOADER = re.compile(r"Caught \w+ in DataLoader worker process")
+_RAISED_IN_LOADER = re.compile(r"Caught (\w+) in DataLoader worker process")
 _LEFT_LOADER = re.compile(r"DataLoader worker \(pid.*exited unexpectedly")
 _KILLED_LOADER = re.compile(r"DataLoader worker \(pid.*is killed by signal: ([^.]+)\.")
 # All nodes are told of it. The traceback, which is in the log, has the whole.
@@ -34,10 +34,13 @@ def report(exception: BaseException) -> Raised:
     """The message for the agent."""
     text = _text(exception)
     name, message, place = type(exception).__name__, (text.splitlines() or [""])[-1], _place(exception)
-    raised_in_loader = _RAISED_IN_LOADER.match(text) is not None
+    types = tuple(dotted_name(each) for each in type(exception).__mro__[:-1])
+    raised_in_loader = _RAISED_IN_LOADER.match(text)
     if raised_in_loader:
-        # The traceback of that process is in the message.
-        message = message.removeprefix(f"{name}: ")
+        # The traceback of that process is in the message; what cannot be made anew here is a RuntimeError.
+        name, (known_as, _, said) = raised_in_loader[1], message.partition(": ")
+        if known_as.rpartition(".")[2] == name:
+            message, types = said, (known_as, *types)
         place = innermost([f"{file}:{line}" for file, line in FRAME.findall(text)]) or place
     if len(message) > _MESSAGE_LENGTH:
         message = f"{message[:_MESSAGE_LENGTH]} [...]"
@@ -48,13 +51,20 @@ def report(exception: BaseException) -> Raised:
         place=place,
         traceback="".join(traceback.format_exception(exception)),
         consequence=_is_consequence(exception),
-        permanent=bool(getattr(exception, "permanent", False)),
+        permanent=_is_permanent(exception),
         exit_code=_exit_code(exception),
         refused=tuple(exception.problems) if isinstance(exception, ConfigError) else (),
-        types=tuple(dotted_name(each) for each in type(exception).__mro__[:-1]),
-        in_loader=raised_in_loader or killed_by is not None or _LEFT_LOADER.search(text) is not None,
+        types=types,
+        in_loader=raised_in_loader is not None or killed_by is not None or _LEFT_LOADER.search(text) is not None,
         killed_by=killed_by,
     )
+
+
+def _is_permanent(exception: BaseException) -> bool:
+    try:
+        return bool(getattr(exception, "permanent", False))
+    except Exception:  # a property of the user's that is broken
+        return False
 
 
 def _text(exception: BaseException) -> str:
@@ -88,7 +98,7 @@ def _exit_code(exception: BaseException) -> int | None:
     if not isinstance(exception, SystemExit):
         return None
     code = exception.code
-    return code if isinstance(code, int) else 0 if code is None else 1
+    return code & 0xFF if isinstance(code, int) else 0 if code is None else 1  # as the system would cut it
 
 
 def _place(exception: BaseException) -> str:
@@ -103,7 +113,7 @@ def place_of(frames: traceback.StackSummary) -> str:
 
 def innermost(places: Sequence[str]) -> str:
     """The last of some ``file:line`` that is the user's, or else the last one."""
-    own = [place for place in places if not place.startswith(_NOT_THE_USERS)]
+    own = [place for place in places if not place.startswith((*_NOT_THE_USERS, "<"))]
     return (own or places or [""])[-1]
 
 

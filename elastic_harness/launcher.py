@@ -198,10 +198,15 @@ class ElasticLauncher(_Launcher):
             self._display.line(f"{error}\n{_KEPT_IN_MEMORY}")
         event = "run_finished" if speaks_for_run else "node_left"
         agent.course.record(event, status=ending.status, failure=ending.failure)
-        if speaks_for_run:
+        if not launch.folder.path.exists():
+            self._display.line(f"run folder {launch.folder.path} is gone: how the run ended is told nowhere else")
+        elif speaks_for_run:
             result = Result.of(ending.status, ending.failure, launch.timeline, ending.output)
             self._display.summary(result, launch.folder, ending.notice, launch.states.memory.newest())
-            launch.folder.write_result(result)
+            try:
+                launch.folder.write_result(result)
+            except OSError as error:
+                self._display.line(f"result.json cannot be written into {launch.folder.path} ({error.strerror})")
         elif ending.status == "failed" and launch.states.memory.newest() is not None:
             self._display.line(_KEPT_IN_MEMORY)
         elif launch.nodes.others_go_on:

@@ -111,6 +111,11 @@ class LocalWorker:
         with contextlib.suppress(OSError):
             self.connection.send(order)
 
+    def wake(self) -> None:
+        """Let a stopped worker go on, which could not answer."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGCONT)
+
     def kill(self) -> None:
         """End the worker and its loader processes."""
         with contextlib.suppress(ProcessLookupError):

@@ -90,7 +90,11 @@ def _recipe_folders(project: Path) -> Iterator[Path]:
 def _header(path: Path) -> tuple[str, str]:
     """The command and the description out of the comment a YAML opens with."""
     command, words = "", []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not in UTF-8 ({error.reason} at byte {error.start}): save it so.") from error
+    for line in text.splitlines():
         if not line.startswith("#"):
             break
         text = line.lstrip("#").strip()

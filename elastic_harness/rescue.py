@@ -119,6 +119,7 @@ def rescue(
     """
     deadline = time.monotonic() + seconds
     for each in workers:
+        each.wake()
         each.order(Hold(step, seconds / 2))
     until = deadline
     while (asked := [each for each in workers if each.may_hold]) and time.monotonic() < until:

@@ -111,6 +111,10 @@ class Decision:
     delay: float = 0.0
 
 
+# No wait grows any more after so many times.
+_GROWTHS = 1000
+
+
 class RestartPolicy:
     """Decides from the failures of the whole run whether the newest one is retried.
 
@@ -179,8 +183,10 @@ def _delay(backoff: BackoffConfig, failures: Sequence[Failure]) -> float:
     stuck = sum(1 for _ in itertools.takewhile(lambda pair: pair[0].step <= pair[1].step, pairs))
     if not stuck:
         return 0.0
-    grown: float = min(backoff.max_seconds, backoff.initial_seconds * backoff.factor ** min(stuck - 1, 64))
-    return grown * (1.0 + backoff.jitter * random.Random(f"{newest.time} {newest.rank}").uniform(-1.0, 1.0))
+    seconds = backoff.initial_seconds
+    for _ in range(min(stuck - 1, _GROWTHS)):
+        seconds = min(backoff.max_seconds, backoff.factor * seconds)
+    return seconds * (1.0 + backoff.jitter * random.Random(f"{newest.time} {newest.rank}").uniform(-1.0, 1.0))
 
 
 def _same_exception(first: Failure, second: Failure) -> bool:

@@ -82,7 +82,8 @@ def _wall_seconds(events: Sequence[Mapping[str, Any]]) -> float:
 
     A node that joins others starts nothing anew.
     """
-    total, started, last = 0.0, 0.0, 0.0
+    total = 0.0
+    started = last = events[0]["time"] if events else 0.0
     there: set[str] = set()
     for event in events:
         match event["event"]:

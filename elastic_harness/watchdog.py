@@ -28,7 +28,7 @@ _SECONDS = 300.0
 # What is learned is twice as long after each alarm, so many times.
 _DOUBLINGS = 3
 # An agent that was stopped itself has not seen what went on.
-_BLIND_SECONDS = 5.0
+_BLIND_SECONDS = 15.0
 _DUMP_SECONDS = 2.0
 
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x.*$", re.MULTILINE)

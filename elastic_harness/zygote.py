@@ -80,10 +80,13 @@ def fork(process: ForkServerProcess, modules: Sequence[str] = ()) -> None:
     Raises:
         ZygoteDiedError: the zygote died while it was asked.
     """
+    number = pid()
     try:
+        if number is not None:
+            os.kill(number, signal.SIGCONT)  # a stopped one would never answer
         with _instructions(modules):
             process.start()
-    except (EOFError, ConnectionError) as error:
+    except (EOFError, ConnectionError, ProcessLookupError) as error:
         raise ZygoteDiedError from error
 
 

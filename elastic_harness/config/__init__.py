@@ -141,7 +141,7 @@ def _fill(group: Any, values: Mapping[str, Any], prefix: str, problems: list[str
     allowed = [f.name for f in fields(group)]
     for key, value in values.items():
         path = f"{prefix}{key}"
-        if value is ABSENT:
+        if value is ABSENT or (isinstance(value, list) and any(each is ABSENT for each in value)):
             bad.add(path)
         elif key not in allowed:
             problems.append(f"{path}={shown(value)} is not a key: {unknown(str(key), allowed)}")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import builtins
 import importlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from elastic_harness.config.key_rules import KeyRule, at_least, between
+from elastic_harness.config.key_rules import MAX_SECONDS, KeyRule, at_least, between
 from elastic_harness.config.spelling import did_you_mean, shown
 
 if TYPE_CHECKING:
@@ -30,7 +30,12 @@ ONE_KEY: tuple[KeyRule, ...] = (
     ("restart.refund_after_steps", at_least(0), "must be at least 0", "0 is never"),
     ("restart.backoff.initial_seconds", at_least(0), "must be at least 0", "0 restarts at once"),
     ("restart.backoff.factor", at_least(1), "must be at least 1", "1 waits equally long each time"),
-    ("restart.backoff.max_seconds", at_least(0), "must be at least 0", "the default is 60"),
+    (
+        "restart.backoff.max_seconds",
+        between(0, MAX_SECONDS),
+        f"must be between 0 and {MAX_SECONDS:.0f}",
+        "the default is 60",
+    ),
     ("restart.backoff.jitter", between(0, 1), "must be between 0 and 1", "0 is none"),
     (
         "restart.retryable_exit_codes",
@@ -67,15 +72,29 @@ def restart_rules(run: RunConfig, bad: set[str]) -> Iterator[str]:
 def unknown_errors(restart: RestartConfig) -> Iterator[str]:
     """Exceptions of modules that are not there. This imports the modules."""
     for name in restart.permanent_errors:
-        module, _, attribute = name.rpartition(".")
-        if not module:
+        *parts, attribute = name.split(".")
+        if not parts:
             continue
+        owner = ".".join(parts)
         try:
-            found = importlib.import_module(module)
+            found = _imported(parts)
         except Exception as error:  # whatever a module does when it is imported
-            yield f"restart.permanent_errors has {name}, and {module} cannot be imported: {error}."
+            yield f"restart.permanent_errors has {name}, and {owner} cannot be imported: {error}."
         else:
-            yield from _unlike(name, getattr(found, attribute, None), module, dir(found))
+            yield from _unlike(name, getattr(found, attribute, None), owner, dir(found))
+
+
+def _imported(parts: Sequence[str]) -> object:
+    """A module, or a class in one."""
+    try:
+        return importlib.import_module(".".join(parts))
+    except ModuleNotFoundError:
+        if len(parts) == 1:
+            raise
+        owner = _imported(parts[:-1])
+        if not isinstance(getattr(owner, parts[-1], None), type):
+            raise
+        return getattr(owner, parts[-1])
 
 
 def dotted_name(kind: type) -> str:

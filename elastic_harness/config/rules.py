@@ -42,8 +42,8 @@ _ONE_KEY: tuple[KeyRule, ...] = (
     ),
     (
         "elastic.monitor_interval",
-        lambda value: 0 < value <= 60,
-        "must be more than 0 and at most 60",
+        lambda value: 0 < value <= 5,
+        "must be more than 0 and at most 5",
         "the default is 0.1",
     ),
     *rendezvous_rules.ONE_KEY,

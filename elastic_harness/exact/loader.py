@@ -7,6 +7,7 @@ step number, and a sample that was loaded ahead and not trained on was never dea
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -87,8 +88,20 @@ class KeyedDataset(Dataset[Any]):
         items = []
         for sample in request.ids:
             seed_generators(self.seed, "sample", request.epoch, sample)
-            items.append(self.dataset[sample])
+            try:
+                items.append(self.dataset[sample])
+            except Exception as error:
+                _require_travels(error)
+                raise
         return _Samples(request, items)
+
+
+def _require_travels(error: Exception) -> None:
+    """Raise another one if the error cannot be sent from a loader process, whose silence would be all there is."""
+    try:
+        pickle.dumps(type(error))
+    except Exception:
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
 
 class KeyedCollate:

@@ -59,6 +59,20 @@ def test_new_when_called_then_the_copy_is_a_recipe_of_its_own(project: Path, cap
     assert main(["new", "another", "--from", "my_model"]) == 0
 
 
+def test_new_when_a_recipe_cannot_be_copied_then_says_why_and_leaves_nothing(project: Path, capsys: Any) -> None:
+    broken = project / "recipes" / "broken"
+    (broken / "experiment").mkdir(parents=True)
+    (broken / "experiment" / "broken.yaml").touch()
+    (broken / "module.py").write_bytes(b"# \xe9\n")
+    before = sorted(project.rglob("*"))
+    assert main(["new", "my_model", "--from", "broken"]) == 2
+    assert "recipes/broken cannot be copied" in capsys.readouterr().err
+    assert sorted(project.rglob("*")) == before
+    (broken / "experiment" / "broken.yaml").write_bytes(b"# \xe9\n")
+    assert main(["list"]) == 2
+    assert "broken.yaml is not in UTF-8" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

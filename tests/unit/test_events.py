@@ -39,3 +39,12 @@ def test_read_when_lines_are_damaged_then_they_are_left_out(tmp_path: Path) -> N
 
 def test_read_when_there_is_no_file_then_there_are_no_events(tmp_path: Path) -> None:
     assert list(Timeline(tmp_path / "events.jsonl", "node0").read()) == []
+
+
+def test_read_when_a_line_is_no_event_then_it_is_left_out(tmp_path: Path) -> None:
+    timeline = Timeline(tmp_path / "events.jsonl", "a")
+    timeline.record("resumed", generation=0, step=7, world_size=1)
+    with timeline.path.open("a") as file:
+        file.write('{"event": "x", "step": "many"}\n{"event": 3, "time": 1.0, "step": 1}\n[]\n')
+    assert [event["event"] for event in timeline.read()] == ["resumed"]
+    assert timeline.last_step() == 7

@@ -65,6 +65,13 @@ def test_report_when_an_exception_calls_itself_permanent_then_so_does_the_report
     assert not report(ValueError("x")).permanent
 
 
+class TwoArgumentsError(Exception):
+    """Cannot be made from a message alone."""
+
+    def __init__(self, one: str, two: str) -> None:
+        super().__init__(one, two)
+
+
 class Broken(Dataset[int]):
     """Fails as it is told to, in whatever process it is asked."""
 
@@ -77,6 +84,8 @@ class Broken(Dataset[int]):
     def __getitem__(self, index: int) -> int:
         if self.how == "raise":
             raise KeyError("no such sample")
+        if self.how == "two arguments":
+            raise TwoArgumentsError("a", "b")
         if self.how == "exit":
             os._exit(3)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -125,3 +134,26 @@ class SilentError(RuntimeError):
 def test_report_when_a_message_cannot_be_shown_or_is_endless_then_there_is_one_all_the_same() -> None:
     assert report(SilentError()).message == "its message cannot be shown: ValueError('no')"
     assert len(report(ValueError("x" * 10_000)).message) < 600
+
+
+def test_report_when_a_loaders_exception_cannot_be_made_anew_then_its_own_name_counts() -> None:
+    raised = report(caught(lambda: loaded("two arguments")))
+    assert (raised.name, raised.message) == ("TwoArgumentsError", "('a', 'b')")
+    assert raised.types[0] == f"{__name__}.TwoArgumentsError"
+
+
+class WithBrokenProperty(ValueError):  # noqa: N818
+    """Cannot say whether it is permanent."""
+
+    @property
+    def permanent(self) -> bool:
+        raise KeyError("no")
+
+
+def test_report_when_it_cannot_be_asked_whether_it_is_permanent_then_it_is_not() -> None:
+    assert not report(WithBrokenProperty()).permanent
+
+
+def test_report_when_a_worker_leaves_with_an_odd_code_then_it_is_that_of_the_system() -> None:
+    assert report(SystemExit(-5)).exit_code == 251
+    assert report(SystemExit(300)).exit_code == 44

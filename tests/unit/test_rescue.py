@@ -38,6 +38,8 @@ class HeldState:
 class Alive:
     """Stands in for the process of a worker."""
 
+    pid = os.getpid()
+
     def __init__(self) -> None:
         self.sentinel, self._end = os.pipe()
 

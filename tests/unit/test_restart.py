@@ -101,6 +101,8 @@ def test_describe_when_asked_then_is_one_plain_sentence(failure: Failure, words:
 def test_delay_when_failures_follow_without_new_steps_then_grows_from_none_up_to_the_longest() -> None:
     policy = RestartPolicy(RestartConfig(backoff=BackoffConfig(2.0, 3.0, 10.0, 0.0)))
     assert [policy.decide([KILLED] * count).delay for count in range(1, 6)] == [0.0, 2.0, 6.0, 10.0, 10.0]
+    endless = RestartPolicy(RestartConfig(max_restarts=-1, backoff=BackoffConfig(0.01, 1e300, 10.0, 0.0)))
+    assert endless.decide([KILLED] * 2000).delay == 10.0
     further = [other(KILLED, step=step) for step in (30, 30, 31, 31, 31)]
     assert [policy.decide(further[:count]).delay for count in range(1, 6)] == [0.0, 2.0, 0.0, 2.0, 6.0]
 

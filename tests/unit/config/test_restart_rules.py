@@ -42,3 +42,14 @@ def test_dotted_name_when_the_script_is_imported_by_a_worker_then_it_is_that_of_
     assert dotted_name(own) == "__main__.MyError"
     assert dotted_name(json.JSONDecodeError) == "json.decoder.JSONDecodeError"
     assert dotted_name(KeyError) == "KeyError"
+
+
+class Outer:
+    class InnerError(Exception):
+        """Lies in a class."""
+
+
+def test_unknown_errors_when_an_exception_lies_in_a_class_then_it_is_found() -> None:
+    assert list(unknown_errors(RestartConfig(permanent_errors=[f"{__name__}.Outer.InnerError"]))) == []
+    (problem,) = unknown_errors(RestartConfig(permanent_errors=[f"{__name__}.Outter.InnerError"]))
+    assert "cannot be imported" in problem

@@ -112,13 +112,19 @@ def test_worker_count_when_asked_for_then_numbers_and_words_both_work(tmp_path: 
     assert worker_count(run(tmp_path, elastic=ElasticConfig(nproc_per_node="cpu"))) >= 1
 
 
-def test_objective_when_the_metric_was_logged_then_it_is_a_float(tmp_path: Path) -> None:
+def test_objective_when_the_metric_was_logged_then_it_is_a_float(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     trainer = pl.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False)
     trainer._logger_connector._callback_metrics = {"val/acc": torch.tensor(0.5)}
     assert objective(run(tmp_path), trainer) is None
     assert objective(run(tmp_path, objective=ObjectiveConfig("val/acc")), trainer) == 0.5
+    misspelt = run(tmp_path, objective=ObjectiveConfig("val/ac"))
+    assert objective(misspelt, trainer) is None
+    assert "objective.metric=val/ac was not logged: did you mean val/acc?" in capsys.readouterr().out
+    monkeypatch.setattr("elastic_harness.entry.build._is_job_of_sweep", lambda: True)
     with pytest.raises(HarnessError, match="did you mean val/acc"):
-        objective(run(tmp_path, objective=ObjectiveConfig("val/ac")), trainer)
+        objective(misspelt, trainer)
 
 
 def test_build_when_a_callback_writes_checkpoints_then_the_group_that_does_is_named(tmp_path: Path) -> None:

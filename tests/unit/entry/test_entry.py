@@ -150,7 +150,7 @@ def test_sweep_when_a_value_is_bad_then_the_exit_code_is_two(start: Start) -> No
         (["+experiment=digits_mlp", "optimizer.betas=[1,2]"], "write +optimizer.betas=[1,2]"),
         (["+experiment=digits_mlp", "+seed=3"], "write seed=3"),
         (["+experiment=digits_mlp", "seed=1,2"], "add -m to sweep over 1,2"),
-        (["+experiment=digits_mlp", "restart=nevr"], "did you mean never? Options: never, on_failure."),
+        (["+experiment=digits_mlp", "restart=nevr"], "did you mean never? Options: exit_code, never, on_failure."),
         (["+experiment=digits_mlp", "logger=null"], "leave a group out with ~logger"),
         (["+experiment=digits_mlp", "elastic=[1,2]"], "must name one option of the group"),
         (["+experiment=digits_mlp", "hydra.run.dir=/dev/null/x"], "hydra.run.dir=/dev/null/x cannot be made"),
