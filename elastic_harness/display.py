@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,10 @@ from elastic_harness.restart import Decision, Failure
 if TYPE_CHECKING:
     from elastic_harness.result import Result
     from elastic_harness.run_folder import RunFolder
+
+
+# A log that says nothing for longer looks as if the run hung.
+_SILENCE_SECONDS = 30.0
 
 
 class SteadyConsole(Console):
@@ -42,6 +47,8 @@ class Display:
         self._console = console or SteadyConsole(soft_wrap=True, markup=False, highlight=False)
         self._bar: Progress | None = None
         self._task = TaskID(0)
+        self._told_at = time.monotonic()
+        self._counted_from: tuple[float, int] | None = None
 
     @property
     def quiet(self) -> bool:
@@ -50,6 +57,7 @@ class Display:
 
     def line(self, text: str) -> None:
         """Print one line above the progress bar."""
+        self._told_at = time.monotonic()
         try:
             self._console.print(text)
         except OSError:  # a full disk behind a redirection
@@ -83,9 +91,12 @@ class Display:
 
     def update(self, workers: Sequence[WorkerProgress]) -> None:
         """Show how far the workers are."""
-        if self._bar is None or not workers:
+        if not workers:
             return
         first = workers[0]
+        if self._bar is None:
+            self._tell_now_and_then(first)
+            return
         training = first.phase == Phase.TRAINING and first.step > 0
         loss = "" if math.isnan(first.loss) else f"loss {first.loss:.3f}"
         state = loss if training else Phase(first.phase).name.lower()
@@ -93,6 +104,17 @@ class Display:
         fields: dict[str, Any] = {"epoch": first.epoch, "state": state}
         self._bar.update(self._task, completed=first.step, total=total, visible=total is not None, **fields)
         self._bar.refresh()
+
+    def _tell_now_and_then(self, first: WorkerProgress) -> None:
+        """Where there is no bar, a line after a while without one, so that a long epoch is not silence."""
+        now = time.monotonic()
+        since, step = self._counted_from or (now, first.step)
+        self._counted_from = since, step
+        if now - self._told_at < _SILENCE_SECONDS or first.step <= step:
+            return
+        total = f" of {first.total_steps}" if first.total_steps > 0 else ""
+        self.line(f"step {first.step}{total}, {(first.step - step) / (now - since):.3g} steps/s")
+        self._counted_from = now, first.step
 
     def started(self, generation: int, pids: Sequence[int]) -> None:
         """Name the processes of a generation, by rank."""
@@ -144,6 +166,8 @@ class Display:
             if unwritten is not None:
                 source = f"{unwritten} on this machine, and on others from {source}"
             self.line(f"the same command goes on from {source}")
+        elif result.status == "failed" and result.step > 0:
+            self.line(f"once that is mended, the same command goes on from {_resume_point(folder)}")
 
 
 def _resume_point(folder: RunFolder) -> str:

@@ -256,7 +256,7 @@ class ElasticLauncher(_Launcher):
         """The process that had the folder may have finished the run while this one waited."""
         if self._strategy.config_yaml is None or not folder.first:
             return
-        result = folder.finished(self._strategy.resume, yaml.safe_load(self._strategy.config_yaml)["trainer"])
+        result = folder.finished(self._strategy.resume, yaml.safe_load(self._strategy.config_yaml))
         if result is not None:
             self._display.line(finished_text(str(folder.path), result))
             raise SystemExit(0)

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from elastic_harness.checkpoint.files import CheckpointFolder
+from elastic_harness.checkpoint.fingerprint import compare, fingerprint_of
 from elastic_harness.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -131,23 +132,32 @@ class RunFolder:
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    def finished(self, resume: str, trainer: Mapping[str, Any]) -> dict[str, Any] | None:
+    def finished(self, resume: str, config: Mapping[str, Any]) -> dict[str, Any] | None:
         """What ``result.json`` says of a run that finished, or None if there is something left to train.
 
         Args:
             resume: the key ``resume``.
-            trainer: the group ``trainer``. A run that finished with another ``max_epochs``, ``max_steps`` or
-                ``max_time`` goes on.
+            config: of this start, as ``config.yaml`` holds it. A run that finished with another ``trainer.max_epochs``,
+                ``max_steps`` or ``max_time`` goes on.
+
+        Raises:
+            ConfigError: it finished as another experiment, so its result is not that of this one.
         """
         if resume == "never" or not self._result.exists() or not self._config.exists():
             return None
         try:
             result: dict[str, Any] = json.loads(self._result.read_text())
-            recorded = yaml.safe_load(self._config.read_text())["trainer"]
-            same = all(recorded.get(key) == trainer.get(key) for key in ("max_epochs", "max_steps", "max_time"))
-            return result if result["status"] == "finished" and same else None
+            recorded = yaml.safe_load(self._config.read_text())
+            before, now = recorded["trainer"], config["trainer"]
+            same = all(before.get(key) == now.get(key) for key in ("max_epochs", "max_steps", "max_time"))
+            if result["status"] != "finished" or not same:
+                return None
         except (ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):
             return None  # Damaged, so nothing is known; the checkpoints decide.
+        if resume != "force":
+            settled = {"elastic.logical_world_size": recorded["elastic"]["logical_world_size"]}  # unless it is given
+            compare(fingerprint_of(recorded), {**settled, **fingerprint_of(config)}, str(self.path))
+        return result
 
     def set_aside(self) -> None:
         """Move what an earlier run left here, and nothing else, into ``superseded_<n>``; not what others work on."""

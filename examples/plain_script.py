@@ -11,6 +11,7 @@ from recipes.digits_mlp.module import DigitsData, DigitsMLP
 
 
 def main() -> None:
+    pl.seed_everything(42, workers=True)
     strategy = ElasticStrategy(
         restart=RestartConfig(max_restarts=3),
         checkpoint=CheckpointConfig(every_n_steps=20),

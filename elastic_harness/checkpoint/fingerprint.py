@@ -55,7 +55,7 @@ def compare(recorded: Mapping[str, Any], now: Mapping[str, Any], folder: str) ->
     if keys:
         lines = [f"  {key}: {shown(recorded.get(key))} -> {shown(now.get(key))}" for key in keys]
         raise ConfigError(
-            f"the run must go on as what it was, and the checkpoints in {folder} are those of another experiment:\n"
+            f"the run must go on as what it was, and what is in {folder} is of another experiment:\n"
             + "\n".join(lines)
             + "\nPut these back, start another run with another run_id (in a script: "
             "run_dir), start over with resume=never, or go on all the same with resume=force."

@@ -31,7 +31,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from elastic_harness import recipes, stop_signals, zygote
-from elastic_harness.config import RunConfig, parse
+from elastic_harness.config import RunConfig, parse, to_dict
 from elastic_harness.config.base_60 import base_60_numbers
 from elastic_harness.config.rules import unnamed_run
 from elastic_harness.entry import hydra_messages
@@ -40,6 +40,8 @@ from elastic_harness.errors import ConfigError, HarnessError, Stopped
 from elastic_harness.run_folder import RunFolder, finished_text
 
 _FULL_ERROR = "HYDRA_FULL_ERROR"
+# torch prints hundreds of lines of C++ frames for a store that is gone, of which the harness says one.
+_CPP_LOG_LEVEL = ("TORCH_CPP_LOG_LEVEL", "ERROR")
 _SWEEP = ("-m", "--multirun")
 
 
@@ -58,6 +60,7 @@ def hydra_entry(train: Callable[[DictConfig], float | None]) -> Callable[[], Non
     @functools.wraps(train)
     def main() -> None:
         project = Path(inspect.getfile(train)).resolve().parent
+        os.environ.setdefault(*_CPP_LOG_LEVEL)
         _open_missing_streams()
         sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: word not in _SWEEP)  # argparse wants them first
         try:
@@ -122,8 +125,12 @@ class EarlierResult:
 
 
 def already_finished(run: RunConfig) -> EarlierResult | None:
-    """Say so if the run folder holds a finished run, which is then left as it is."""
-    result = RunFolder(Path(run.run_dir)).finished(run.resume, run.trainer)
+    """Say so if the run folder holds a finished run, which is then left as it is.
+
+    Raises:
+        ConfigError: it is that of another experiment.
+    """
+    result = RunFolder(Path(run.run_dir)).finished(run.resume, to_dict(run))
     if result is None:
         return None
     print(finished_text(run.run_dir, result))  # noqa: T201

@@ -37,6 +37,8 @@ def settle(elastic: ElasticConfig, recorded: Mapping[str, Any], workers: int, co
         )
     size = asked or before or workers * elastic.max_nodes
     if elastic.consistency != "none" and (problems := list(world_problems(size, workers, elastic.max_nodes))):
+        if asked is None:
+            problems = [f"{each} The run has settled that number at its first start." for each in problems]
         raise ConfigError(problems)
     threads = elastic.num_threads or recorded.get("num_threads") or max(1, cores * elastic.max_nodes // size)
     return replace(elastic, logical_world_size=size, num_threads=threads)

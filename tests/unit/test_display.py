@@ -5,6 +5,7 @@ import io
 import os
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from elastic_harness.display import Display, SteadyConsole
@@ -90,3 +91,23 @@ def test_summary_when_stopped_before_all_was_written_then_says_by_whom_and_where
     shown.summary(result, RunFolder(tmp_path), "notice from AWS: terminate at 8", Path("/dev/shm/state_00000240.ckpt"))
     assert "stopped (notice from AWS: terminate at 8): 240 steps in 12 s" in output.getvalue()
     assert "goes on from /dev/shm/state_00000240.ckpt on this machine, and on others from the beg" in output.getvalue()
+
+
+def test_update_when_there_is_no_bar_then_a_line_comes_after_a_while_without_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("elastic_harness.display.time.monotonic", lambda: now[0])
+    shown, output = display()
+    record = Progress()
+    record.total_steps = 938
+    for moment, step in ((1.0, 3), (31.0, 60), (32.0, 62), (61.0, 120), (99.0, 120)):
+        now[0], record.step = moment, step
+        shown.update([record])
+    assert output.getvalue().splitlines() == ["step 60 of 938, 1.9 steps/s", "step 120 of 938, 2 steps/s"]
+
+
+def test_summary_when_the_run_failed_then_says_from_where_it_can_go_on(tmp_path: Path) -> None:
+    shown, output = display()
+    shown.summary(Result("failed", "boom", 30, 1, {}, None, 1, 0, 0, 0, [2], 5.0), RunFolder(tmp_path))
+    assert "once that is mended, the same command goes on from the beginning" in output.getvalue()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from elastic_harness import run_folder
-from elastic_harness.config import RunConfig, to_yaml
+from elastic_harness.config import RunConfig, to_dict, to_yaml
 from elastic_harness.errors import ConfigError
 from elastic_harness.result import Result
 from elastic_harness.run_folder import RunFolder, hold_lock
@@ -99,10 +99,20 @@ def test_finished_when_result_and_length_fit_then_the_result_is_given(
     folder.begin(to_yaml(config(tmp_path, max_epochs=3)))
     assert folder.recorded("elastic")["min_nodes"] == 1
     folder.write_result(result(status))
-    found = folder.finished(resume, asked)
+    found = folder.finished(resume, to_dict(config(tmp_path, **asked)))
     assert (found is not None) is done
     if found:
         assert found["metrics"] == {"val/acc": 0.9}
+
+
+def test_finished_when_it_was_another_experiment_then_its_result_is_not_this_ones(tmp_path: Path) -> None:
+    folder, other = RunFolder(tmp_path), config(tmp_path, max_epochs=3)
+    folder.begin(to_yaml(config(tmp_path, max_epochs=3)))
+    folder.write_result(result("finished"))
+    other.seed = 7
+    with pytest.raises(ConfigError, match=r"of another experiment:\n  seed: 42 -> 7"):
+        folder.finished("auto", to_dict(other))
+    assert folder.finished("force", to_dict(other)) is not None
 
 
 @pytest.mark.parametrize("name", ["result.json", "config.yaml"])
@@ -112,12 +122,12 @@ def test_finished_when_a_file_is_damaged_then_the_checkpoints_decide(tmp_path: P
     folder.begin(to_yaml(config(tmp_path, max_epochs=3)))
     folder.write_result(result("finished"))
     (tmp_path / name).write_bytes(content)
-    assert folder.finished("auto", {"max_epochs": 3}) is None
+    assert folder.finished("auto", to_dict(config(tmp_path, max_epochs=3))) is None
     folder.begin(to_yaml(config(tmp_path, max_epochs=3)))
 
 
 def test_finished_when_the_folder_is_empty_then_it_is_not(tmp_path: Path) -> None:
-    assert RunFolder(tmp_path).finished("auto", {}) is None
+    assert RunFolder(tmp_path).finished("auto", to_dict(config(tmp_path))) is None
 
 
 def test_set_aside_when_called_twice_then_both_runs_are_kept_and_foreign_files_stay(tmp_path: Path) -> None:
@@ -138,7 +148,7 @@ def test_begin_when_an_earlier_start_finished_then_its_result_is_void_and_change
     assert folder.begin("trainer:\n  max_epochs: 3\n") == []
     folder.write_result(result("finished"))
     assert folder.begin("trainer:\n  max_epochs: 4\n") == ["-   max_epochs: 3", "+   max_epochs: 4"]
-    assert folder.finished("auto", {"max_epochs": 4}) is None
+    assert folder.finished("auto", to_dict(config(tmp_path, max_epochs=4))) is None
     assert folder.begin("trainer:\n  max_epochs: 4\n") == []
 
 
