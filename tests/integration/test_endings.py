@@ -197,3 +197,22 @@ def test_run_when_a_worker_is_slow_then_it_is_named_once_and_all_times_are_kept(
     times = [event["seconds"] for event in run.events("step_times")]
     assert len(times) > 1
     assert all(slow > 0.1 > quick for quick, slow in times)
+
+
+def test_run_when_it_fails_again_without_a_step_then_the_next_restart_waits(start: Callable[..., Run]) -> None:
+    limits = ("restart.max_restarts=2", "restart.backoff.initial_seconds=2", "restart.backoff.jitter=0")
+    run = start(*faulty("signal:SIGKILL", once=False), *limits)
+    run.finish(code=1)
+    failed = [event["time"] for event in run.events("worker_failed")]
+    started = [event["time"] for event in run.events("generation_started")]
+    assert (len(failed), len(started)) == (3, 3)
+    assert started[2] - failed[1] >= 2.0
+    assert started[1] - failed[0] < started[2] - failed[1]
+
+
+def test_run_when_failures_are_far_apart_then_they_do_not_add_up(start: Callable[..., Run], tmp_path: Path) -> None:
+    faults = ",".join(f"'{step}:1:signal:SIGKILL'" for step in (5, 15, 25))
+    failing = ("model._target_=endings.FailingOftenMLP", f"+model.folder={tmp_path}", f"+model.faults=[{faults}]")
+    run = start(*failing, *EPOCHS, "restart.max_restarts=1", "restart.refund_after_steps=10")
+    run.finish()
+    assert (run.result["restarts"], run.result["steps_lost"]) == (3, 0)
