@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytorch_lightning as pl
+import torch
 from pytorch_lightning.callbacks import Callback, ProgressBar
 from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.trainer import call
@@ -81,7 +82,9 @@ def main(
         trainer, function, args, kwargs = pickle.loads(memoryview(payload))
         result = _run(trainer, function, args, kwargs, assignment, progress, send, rescuer)
     except BaseException as exception:
-        _leave(exception, trainer, send, rescuer)
+        # torch has a handler that raises once more when a loader process ends, wherever this one is by then.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        _leave(_cause_of(exception), trainer, send, rescuer)
     progress.phase = Phase.FINISHED
     send(Finished(result))
     # Another one may still fail, and then this one's state is wanted.
@@ -237,6 +240,15 @@ def _purge_from(trainer: pl.Trainer, step: int) -> None:
 
 def _drop(message: Message) -> None:
     """One worker of each node tells its agent of the run."""
+
+
+def _cause_of(exception: BaseException) -> BaseException:
+    """The exception, or what torch says of a loader process whose end led to it."""
+    try:
+        torch._C._error_if_any_worker_fails()
+    except RuntimeError as loader_ended:
+        return loader_ended.with_traceback(exception.__traceback__)
+    return exception
 
 
 def _leave(

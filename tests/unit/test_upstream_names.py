@@ -49,6 +49,7 @@ from torchmetrics import Metric, SumMetric
         (_SignalConnector, ["register_signal_handlers"]),
         (_CheckpointConnector, ["dump_checkpoint"]),
         (call, ["_call_callbacks_state_dict", "_interrupt"]),
+        (torch._C, ["_error_if_any_worker_fails"]),
         (seed, ["_collect_rng_states", "_set_rng_states"]),
         (
             LocalElasticAgent,

@@ -11,7 +11,9 @@ from elastic_harness.exact.training import ExactTraining, set_deterministic
 
 
 def training(rank: int, world: int, module: Any = None) -> ExactTraining:
-    strategy: Any = SimpleNamespace(global_rank=rank, world_size=world, lightning_module=module)
+    strategy: Any = SimpleNamespace(
+        global_rank=rank, world_size=world, lightning_module=module, root_device=torch.device("cpu")
+    )
     return ExactTraining(strategy, 6, bitwise=True)
 
 
