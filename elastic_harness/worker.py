@@ -13,6 +13,7 @@ import pickle
 import signal
 import sys
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable
@@ -51,6 +52,8 @@ from elastic_harness.rescue import RescueThread
 from elastic_harness.run_folder import hold_lock
 from elastic_harness.stop_signals import STOP_SIGNALS
 
+# How long a loader process that broke its connections may take to be gone.
+_LOADER_SECONDS = 1.0
 # How long the on_exception hooks of a worker may take.
 _HOOK_SECONDS = 10.0
 
@@ -244,11 +247,16 @@ def _drop(message: Message) -> None:
 
 def _cause_of(exception: BaseException) -> BaseException:
     """The exception, or what torch says of a loader process whose end led to it."""
-    try:
-        torch._C._error_if_any_worker_fails()
-    except RuntimeError as loader_ended:
-        return loader_ended.with_traceback(exception.__traceback__)
-    return exception
+    # A connection that broke may be one to a loader process, which is not gone yet.
+    deadline = time.monotonic() + (_LOADER_SECONDS if isinstance(exception, (ConnectionError, EOFError)) else 0.0)
+    while True:
+        try:
+            torch._C._error_if_any_worker_fails()
+        except RuntimeError as loader_ended:
+            return loader_ended.with_traceback(exception.__traceback__)
+        if time.monotonic() >= deadline:
+            return exception
+        time.sleep(0.01)
 
 
 def _leave(

@@ -210,9 +210,14 @@ def test_run_when_it_fails_again_without_a_step_then_the_next_restart_waits(star
     assert started[1] - failed[0] < started[2] - failed[1]
 
 
-def test_run_when_failures_are_far_apart_then_they_do_not_add_up(start: Callable[..., Run], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "limits", [("restart.refund_after_steps=10",), ("restart.refund_after_steps=0", "restart.window_seconds=0.2")]
+)
+def test_run_when_failures_are_far_apart_then_they_do_not_add_up(
+    start: Callable[..., Run], tmp_path: Path, limits: tuple[str, ...]
+) -> None:
     faults = ",".join(f"'{step}:1:signal:SIGKILL'" for step in (5, 15, 25))
     failing = ("model._target_=endings.FailingOftenMLP", f"+model.folder={tmp_path}", f"+model.faults=[{faults}]")
-    run = start(*failing, *EPOCHS, "restart.max_restarts=1", "restart.refund_after_steps=10")
+    run = start(*failing, *EPOCHS, "restart.max_restarts=1", *limits)
     run.finish()
     assert (run.result["restarts"], run.result["steps_lost"]) == (3, 0)
