@@ -23,8 +23,8 @@ from omegaconf.errors import OmegaConfBaseException
 from packaging.requirements import Requirement
 
 from elastic_harness import recipes
-from elastic_harness.config import RunConfig, parse
-from elastic_harness.entry import hydra_messages, register_resolvers
+from elastic_harness.config import RunConfig
+from elastic_harness.entry import hydra_messages, parse_composed, register_resolvers
 from elastic_harness.errors import ConfigError, HarnessError
 
 _SHARED_MEMORY = Path("/dev/shm")
@@ -72,10 +72,9 @@ def composed(project: Path, overrides: Sequence[str]) -> RunConfig:
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise hydra_messages.explained(error, project, list(overrides)) from error
     HydraConfig.instance().set_config(cfg)
-    experiment = cfg.hydra.runtime.choices.get("experiment")
     with read_write(cfg), open_dict(cfg):
         del cfg["hydra"]
-    return parse(cfg, folder, experiment)
+    return parse_composed(cfg)
 
 
 def _packages(_: RunConfig) -> str:

@@ -16,7 +16,7 @@ import secrets
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -83,11 +83,24 @@ def parse_job(cfg: DictConfig) -> RunConfig:
     Raises:
         ConfigError: with every mistake that was found.
     """
+    run_dir = HydraConfig.get().runtime.output_dir
+    unwritable = f"hydra.run.dir={run_dir} must be writable: choose another with hydra.run.dir=PATH."
+    return parse_composed(cfg, [] if os.access(run_dir, os.W_OK) else [unwritable])
+
+
+def parse_composed(cfg: DictConfig, problems: Sequence[str] = ()) -> RunConfig:
+    """``parse_job``, whatever the state of the run folder.
+
+    Args:
+        cfg: see there.
+        problems: that are known already.
+
+    Raises:
+        ConfigError: with every mistake that was found.
+    """
     hydra_cfg = HydraConfig.get()
     run_dir = hydra_cfg.runtime.output_dir
-    problems = base_60_numbers(hydra_cfg)
-    if not os.access(run_dir, os.W_OK):
-        problems.append(f"hydra.run.dir={run_dir} must be writable: choose another with hydra.run.dir=PATH.")
+    problems = [*base_60_numbers(hydra_cfg), *problems]
     nodes, identity = OmegaConf.select(cfg, "elastic.max_nodes"), _identity(cfg)
     if isinstance(nodes, int) and nodes > 1 and not identity:
         problems.append(unnamed_run(nodes))

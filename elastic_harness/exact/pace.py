@@ -16,13 +16,16 @@ class Pace:
 
     Args:
         device: that computes.
+
+    Attributes:
+        seconds: of this worker, a logical rank, in the newest step that is known; 0 before the first.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
         self._begun: Any = None
         self._measured: list[tuple[Any, Any, int]] = []
-        self._own = 0.0
+        self.seconds = 0.0
         self._sums: list[float] = []
         self._steps = 0
 
@@ -30,17 +33,12 @@ class Pace:
         """The loading of a step's batches begins."""
         self._begun = self._now()
 
-    def end(self, parts: int) -> float:
-        """The backward of a step is done, for so many logical ranks.
-
-        Returns:
-            Seconds a logical rank, of the newest step that is known.
-        """
+    def end(self, parts: int) -> None:
+        """The backward of a step is done, for so many logical ranks."""
         self._measured.append((self._begun, self._now(), parts))
         while self._measured and (not self._on_gpu or self._measured[0][1].query()):
             begun, ended, parts = self._measured.pop(0)
-            self._own = (begun.elapsed_time(ended) / 1e3 if self._on_gpu else ended - begun) / parts
-        return self._own
+            self.seconds = (begun.elapsed_time(ended) / 1e3 if self._on_gpu else ended - begun) / parts
 
     def hear(self, seconds: Sequence[float]) -> None:
         """Every worker has told its seconds, by rank; 0 as long as it does not know any."""

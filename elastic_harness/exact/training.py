@@ -57,7 +57,6 @@ class ExactTraining:
         self._metrics: dict[str, LogicalMetric] = {}
         self._before_hooks: list[tuple[Tensor, int]] = []
         self.pace = Pace(strategy.root_device)
-        self._own_seconds = 0.0
 
     def train_loader(self, loader: object) -> ElasticLoader:
         """Take over the user's training loader.
@@ -178,12 +177,12 @@ class ExactTraining:
         lowest, reducer = step.parts[0], self._reducer
         assert reducer is not None
         loss = precision.pre_backward(loss * _weight(step, lowest), module)
-        arrived = start_gather(Told(self._records, take_changes(self._metrics), self._own_seconds))
+        arrived = start_gather(Told(self._records, take_changes(self._metrics), self.pace.seconds))
         if lowest.count:
             reducer.expect(lowest.logical_rank)
         precision.backward(loss, module, optimizer, *args, **kwargs)
         reducer.launch()
-        self._own_seconds = self.pace.end(len(step.parts))
+        self.pace.end(len(step.parts))
         # Not before: with checkpointing, a backward runs layers again, and these may change their buffers.
         take_buffers = start_broadcast(module.buffers() if self._strategy.world_size > 1 else ())
         reducer.finish()

@@ -12,12 +12,9 @@ import pytest
 import pytorch_lightning as pl
 import torch
 import yaml
-from hydra import compose, initialize_config_dir
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import open_dict, read_write
 
-from elastic_harness import recipes
-from elastic_harness.config import RunConfig, parse
+from elastic_harness import doctor, recipes
+from elastic_harness.config import RunConfig
 from elastic_harness.config.targets import check_targets
 from elastic_harness.entry import register_resolvers
 from elastic_harness.errors import ConfigError
@@ -42,14 +39,7 @@ def project() -> Iterator[None]:
 
 
 def composed(*overrides: str) -> RunConfig:
-    with initialize_config_dir(str(PROJECT / "conf"), version_base="1.3"):
-        cfg = compose("config", list(overrides), return_hydra_config=True)
-    with read_write(cfg.hydra.runtime), open_dict(cfg.hydra.runtime):
-        cfg.hydra.runtime.output_dir = "/runs/x"
-    HydraConfig.instance().set_config(cfg)
-    with read_write(cfg), open_dict(cfg):
-        del cfg["hydra"]
-    return parse(cfg, "/runs/x", None)
+    return doctor.composed(PROJECT, overrides)
 
 
 def test_yaml_files_when_counted_then_the_project_has_some() -> None:
