@@ -18,7 +18,7 @@ def train(cfg: DictConfig) -> float | None:
     finished = already_finished(run)
     if finished is not None:
         return finished.objective
-    zygote.start(target_modules(run))  # it imports torch and the model while this process does
+    zygote.start_from_here(target_modules(run))  # torch and the model are imported once, for all processes
 
     from elastic_harness.entry.build import build, introduce, objective
 

@@ -1,30 +1,34 @@
 """The zygote: Python's forkserver, with everything a worker needs imported before the first one is forked.
 
-This module is the forkserver's one preload module. Imported anywhere else it only offers ``start``; imported by
-the forkserver (which finds ``PRELOAD_VARIABLE`` in its environment) it prepares that process: signals that go
-to the whole process group must not take it, and no tensor operation may run in it, since threads and CUDA
-contexts do not survive a fork.
+It is forked off a process that has only imported by then (``start_from_here``), or is a new process that imports by
+itself (``start``). Signals that go to the whole process group must not take it, and no tensor operation may run in
+it, since threads and CUDA contexts do not survive a fork.
 
-Why a preload of our own: the forkserver swallows every ImportError of a preload, does not look beside the script
-when it is started from another folder, and cannot preload ``__main__``
-(https://github.com/python/cpython/issues/126631). See docs/decisions/0002-forkserver.md.
+This module is the one preload module of a new process: the forkserver swallows every ImportError of a preload, does
+not look beside the script when it is started from another folder, and cannot preload ``__main__``
+(https://github.com/python/cpython/issues/126631). Imported by the forkserver, which finds ``PRELOAD_VARIABLE`` in its
+environment, it prepares that process. See docs/decisions/0002-forkserver.md.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import importlib
 import json
 import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import ForkServerContext, ForkServerProcess
+from pathlib import Path
+from unittest import mock
 
 from elastic_harness.stop_signals import STOP_SIGNALS
 
@@ -67,6 +71,21 @@ def start(modules: Sequence[str] = ()) -> None:
     """
     context().set_forkserver_preload([__name__])
     with _instructions(modules):
+        forkserver.ensure_running()
+
+
+def start_from_here(modules: Sequence[str] = ()) -> None:
+    """``start``, by imports in this process, which needs them as well, and a fork; returns when all is imported.
+
+    To be called before anything but imports has happened here. With other threads about it is only ``start``.
+    """
+    if pid() is not None or threading.active_count() > 1:
+        start(modules)
+        return
+    _import([*ALWAYS, *modules])
+    context().set_forkserver_preload([])
+    resource_tracker.ensure_running()  # a new interpreter, as ever
+    with mock.patch.object(util, "spawnv_passfds", _fork_in_place_of_spawn):
         forkserver.ensure_running()
 
 
@@ -141,16 +160,53 @@ def is_alive() -> bool:
     return True
 
 
-def _preload(sys_path: list[str], modules: list[str]) -> None:
+def _fork_in_place_of_spawn(_: str, arguments: Sequence[str], passed: Sequence[int]) -> int:
+    """For ``multiprocessing.util.spawnv_passfds``: what the new interpreter would run is run in a fork of this one."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()  # or every child would write what is left in the buffer
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    number = os.fork()
+    if number == 0:
+        try:
+            _ignore_stop_signals()
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+            for descriptor in {int(each.name) for each in Path("/proc/self/fd").iterdir()} - {0, 1, 2, *passed}:
+                with contextlib.suppress(OSError):
+                    os.close(descriptor)
+            forkserver._forkserver._lock = threading.Lock()  # type: ignore[attr-defined]  # it is held here
+            exec(arguments[-1], {})
+        except Exception:
+            traceback.print_exc()
+        finally:
+            os._exit(0)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    return number
+
+
+def _ignore_stop_signals() -> None:
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+
+
+def _preload(sys_path: list[str], modules: list[str]) -> None:
+    _ignore_stop_signals()
     sys.path[:] = sys_path
+    _import(modules)
+
+
+def _import(modules: Sequence[str]) -> None:
+    # Looking for garbage meanwhile takes a fifth of the time; afterwards it would touch what all processes share.
+    enabled = gc.isenabled()
+    gc.disable()
     for module in modules:
         try:
             importlib.import_module(module)
         except Exception:
             # The parent meets the same error when it builds the run, and reports it.
             failed_preloads.append(f"{module} could not be imported beforehand:\n{traceback.format_exc()}")
+    gc.freeze()
+    if enabled:
+        gc.enable()
 
 
 _orders = os.environ.pop(PRELOAD_VARIABLE, None)

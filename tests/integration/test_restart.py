@@ -113,14 +113,36 @@ def test_run_when_zygote_gets_stop_signals_then_nothing_happens(start: Callable[
     assert run.result["restarts"] == 0
 
 
-def test_run_when_zygote_is_killed_while_it_imports_then_the_run_goes_on(start: Callable[..., Run]) -> None:
-    run = start()
-    agent = psutil.Process(run.process.pid)
-    zygote = run.wait_until(lambda: [each for each in agent.children() if "forkserver" in " ".join(each.cmdline())])[0]
-    zygote.kill()
+def test_run_when_zygote_is_killed_while_it_imports_then_the_run_goes_on(
+    run_script: Callable[..., Run], tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, signal, torch\n"
+        "import pytorch_lightning as pl\n"
+        "from elastic_harness import ElasticStrategy, zygote\n"
+        "from recipes.digits_mlp.module import DigitsData, DigitsMLP\n"
+        "if __name__ == '__main__':\n"
+        "    trainer = pl.Trainer(max_epochs=2, accelerator='cpu', devices=2, strategy=ElasticStrategy(),\n"
+        "                         logger=False, enable_progress_bar=False)\n"
+        "    os.kill(zygote.pid(), signal.SIGKILL)\n"
+        "    trainer.fit(DigitsMLP(optimizer=torch.optim.Adam), DigitsData(batch_size=64))\n"
+    )
+    run = run_script(script)
     run.finish()
     assert run.result["status"] == "finished"
     assert run.result["restarts"] <= 1
+
+
+def test_run_when_zygote_dies_then_the_next_one_imports_by_itself(start: Callable[..., Run]) -> None:
+    run = start(*LONG)
+    run.wait_for_checkpoint(20)
+    first = zygote_of(run)
+    first.kill()
+    run.wait_until(lambda: len(run.events("generation_started")) == 2)
+    assert "forkserver" in " ".join(zygote_of(run).cmdline())
+    run.finish()
+    assert run.result["restarts"] == 1
 
 
 def test_run_when_max_restarts_is_0_then_nothing_is_retried(start: Callable[..., Run]) -> None:
