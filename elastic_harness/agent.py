@@ -107,6 +107,7 @@ class ElasticAgent(LocalElasticAgent):
         self._oom_kills: int | None = None
         self._has_trained = False
         self._locals: list[LocalWorker] = []
+        self._logged: int | None = None
 
     # -- life cycle ----------------------------------------------------------------------------------------------
 
@@ -284,6 +285,7 @@ class ElasticAgent(LocalElasticAgent):
             store_port=group.master_port,
             resume_path=state.path if state else None,
             resume_step=state.step if state else -1,
+            logged=self._logged,
             node_memory=tuple(map(str, self._states.memory.places)) if self._states else (),
             lock_path=str(self._folder.workers_lock),
             log_path=str(logs / f"rank_{member.global_rank}.log"),
@@ -315,6 +317,7 @@ class ElasticAgent(LocalElasticAgent):
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         end(self._locals)
+        self._logged = next((each.progress.logged for each in self._locals if each.assignment.rank == 0), None)
         self._locals = []
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:

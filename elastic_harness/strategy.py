@@ -45,6 +45,7 @@ from elastic_harness.exact import accumulators, evaluation
 from elastic_harness.exact.evaluation import EvaluationLoader, ExactEvaluationLoop
 from elastic_harness.exact.training import ExactTraining, set_deterministic
 from elastic_harness.launcher import ElasticLauncher
+from elastic_harness.logger_calls import LoggerCalls
 from elastic_harness.messages import Assignment
 from elastic_harness.stop_signals import Shielded
 
@@ -75,6 +76,7 @@ class ElasticStrategy(DDPStrategy):
     Attributes:
         config_yaml: what to record as the run's ``config.yaml``; None records nothing.
         boundary: in a worker, the state of the last finished step; None without ``checkpoint.rescue``.
+        logger_calls: in a worker, what the loggers were told lately; None for plain DDP, where workers log differently.
 
     Raises:
         ConfigError: a value breaks a rule; all such mistakes at once.
@@ -111,6 +113,7 @@ class ElasticStrategy(DDPStrategy):
         self._resumed: dict[str, Any] = {}
         self._exact: ExactTraining | None = None
         self.boundary: Boundary | None = None
+        self.logger_calls: LoggerCalls | None = None
         self._limits: dict[str, float | None] = {}
 
     def _check(self) -> None:
@@ -223,6 +226,8 @@ class ElasticStrategy(DDPStrategy):
             state["logical_world_size"] = self._exact.logical_world_size
             state["epoch"] = self._exact.epoch_state()
             state["accumulators"] = accumulators.state_of(trainer)
+        if self.logger_calls is not None:
+            state["logger_calls"] = self.logger_calls.state_dict()
         return state
 
     def process_dataloader(self, dataloader: object) -> object:
@@ -264,6 +269,8 @@ class ElasticStrategy(DDPStrategy):
             self._exact.check_resumed(self._resumed.get("epoch", {}))
             if "accumulators" in self._resumed:
                 accumulators.restore(trainer, self._resumed["accumulators"])
+        if self.logger_calls is not None:
+            self.logger_calls.begin(self._resumed.get("logger_calls", {}))
         self._resumed_loops, self._resumed = None, {}
 
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:

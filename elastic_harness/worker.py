@@ -37,6 +37,7 @@ from elastic_harness.checkpoint import election
 from elastic_harness.checkpoint.boundary import Boundary
 from elastic_harness.checkpoint.callback import ElasticCheckpoint
 from elastic_harness.checkpoint.plain_state import converted, refuse_what_does_not_load
+from elastic_harness.logger_calls import LoggerCalls
 from elastic_harness.loops import Next
 from elastic_harness.messages import (
     STACKS_SIGNAL,
@@ -182,11 +183,17 @@ def _set_boundaries(
     (checkpoint,) = (callback for callback in callbacks if isinstance(callback, ElasticCheckpoint))
     boundary = Boundary(trainer) if checkpoint.rescue else None
     rescuer.boundary = trainer.strategy.boundary = boundary  # type: ignore[attr-defined]
+    calls = None
+    if trainer.strategy.is_exact:  # type: ignore[attr-defined]
+        calls = LoggerCalls(trainer.loggers, progress, assignment.logged)
+    trainer.strategy.logger_calls = calls  # type: ignore[attr-defined]
     places = [Path(each) for each in assignment.node_memory]
     loads_again = False
 
     def on_boundary(following: Next) -> None:
         nonlocal loads_again
+        if calls is not None:
+            calls.reach_boundary()
         kinds = checkpoint.due(trainer, following)
         if boundary is not None:
             boundary.reach(following)

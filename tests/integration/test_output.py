@@ -55,6 +55,21 @@ def test_tensorboard_when_the_run_was_restarted_and_resumed_then_each_curve_is_t
     assert {path.name for path in (run.folder / "tensorboard").iterdir() if path.is_dir()} == set()
 
 
+@pytest.mark.parametrize("step", [40, 36], ids=["in an epoch", "before a validation"])
+def test_tensorboard_when_rank_0_dies_in_a_step_that_another_worker_finishes_then_it_has_its_points_l01(
+    start: Callable[..., Run], tmp_path: Path, step: int
+) -> None:
+    late = f"+callbacks.late={{_target_: probes.LateRankZero, path: {tmp_path / 'finished'}, step: {step}}}"
+    run = start("trainer.log_every_n_steps=1", "trainer.max_epochs=5", "callbacks=lr_monitor", late)
+    run.finish()
+    assert run.result["restarts"] == 1
+    assert run.result["steps_lost"] == 0
+    found = curves(run.folder / "tensorboard")
+    (name,) = (tag for tag in found if tag.startswith("lr-"))
+    assert found["train/loss"] == found[name] == list(range(60))
+    assert found["val/loss"] == [11, 23, 35, 47, 59]
+
+
 def test_tensorboard_when_killed_before_the_first_checkpoint_then_no_step_is_shown_twice_l01(
     start: Callable[..., Run],
 ) -> None:

@@ -6,6 +6,7 @@ import ctypes
 import json
 import multiprocessing
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,30 @@ class Gates(pl.Callback):
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
         while trainer.global_step in self.steps and not (self.folder / str(trainer.global_step)).exists():
             time.sleep(0.01)
+
+
+class LateRankZero(pl.Callback):
+    """Kills rank 0 at the end of a step, before it logs, once rank 1 has finished the step and left a file.
+
+    Args:
+        path: of the file.
+        step: number of the step.
+    """
+
+    def __init__(self, path: str, step: int) -> None:
+        self.path, self.step = Path(path), step
+
+    def _tell(self, trainer: pl.Trainer, *_: Any) -> None:
+        if trainer.global_rank == 1 and trainer.global_step == self.step:
+            self.path.touch()
+
+    on_train_batch_start = on_validation_start = _tell
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        while trainer.global_rank == 0 and trainer.global_step == self.step and not self.path.exists():
+            time.sleep(0.01)
+        if trainer.global_rank == 0 and trainer.global_step == self.step:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class GlobalsProbe(pl.Callback):
