@@ -8,6 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from tests.etcd import free_ports
 from tests.integration.conftest import Run, alive
 
 
@@ -44,13 +47,34 @@ def test_sweep_when_started_again_then_finished_jobs_are_left_as_they_are(
     assert [(sweep / str(job) / "events.jsonl").read_text() for job in range(2)] == before
 
 
-def test_sweep_when_stopped_then_it_ends_with_all_its_processes(start: Callable[..., Run], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("overrides", "code"),
+    [
+        (("model._target_=probes.RaisingMLP",), 1),
+        (("restart.max_restarts=-5",), 2),
+        (("elastic.min_nodes=2", "elastic.max_nodes=2", "rendezvous.join_timeout=1", "run_id=sweep_of_two"), 144),
+    ],
+    ids=["failed", "bad configuration", "too few nodes"],
+)
+def test_sweep_when_its_jobs_fail_then_each_is_told_and_the_code_is_that_of_a_run_p10(
+    start: Callable[..., Run], tmp_path: Path, overrides: tuple[str, ...], code: int
+) -> None:
+    endpoint = f"rendezvous.endpoint=127.0.0.1:{free_ports(1)[0]}"
+    run = start("-m", f"hydra.sweep.dir={tmp_path / 'sweep'}", "seed=1,2", endpoint, *overrides)
+    run.finish(code=code)
+    assert [f"Job {job} failed with exit code {code}" in run.stderr for job in range(2)] == [True, True]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
+def test_sweep_when_stopped_then_it_ends_with_all_its_processes(
+    start: Callable[..., Run], tmp_path: Path, number: signal.Signals
+) -> None:
     sweep = tmp_path / "sweep"
     run = start("-m", f"hydra.sweep.dir={sweep}", "seed=1,2", "trainer.max_epochs=500")
     run.folder = sweep / "0"
     run.wait_for_checkpoint(40)
     workers = run.workers()
-    run.process.send_signal(signal.SIGINT)
-    run.finish(code=130, seconds=20)
+    run.process.send_signal(number)
+    run.finish(code=128 + number, seconds=20)
     assert alive(workers) == []
     assert not (sweep / "1").exists()

@@ -87,6 +87,20 @@ class SlowMLP(DigitsMLP):
         return super().training_step(batch, batch_idx)
 
 
+class SluggishMLP(DigitsMLP):
+    """Takes its time for the first batch of a training and of each validation."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        if self.global_step == 0:
+            time.sleep(4)
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        if batch_idx == 0:
+            time.sleep(4)
+        return super().validation_step(batch, batch_idx)
+
+
 class FaultySet(Dataset[Any]):
     """Fails in a loader process, once, when half of the samples have been asked for."""
 

@@ -104,6 +104,18 @@ class GlobalsProbe(pl.Callback):
             self.path.write_text(json.dumps(facts))
 
 
+class CollectiveTimeout(pl.Callback):
+    """Writes how many seconds a collective may take."""
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        group: Any = torch.distributed.group.WORLD
+        timeout = group._get_backend(torch.device("cpu")).options._timeout
+        self.path.write_text(json.dumps(timeout.total_seconds()))
+
+
 class RaisingMLP(DigitsMLP):
     """Raises in training on one rank, every time.
 
