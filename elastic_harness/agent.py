@@ -26,6 +26,7 @@ from elastic_harness import zygote
 from elastic_harness.checkpoint.node_memory import step_of
 from elastic_harness.checkpoint.states import Reachable, RunStates
 from elastic_harness.course import Course
+from elastic_harness.curves import ALL_WRITTEN
 from elastic_harness.diagnosis import first_failure, out_of_memory_kills
 from elastic_harness.display import Display
 from elastic_harness.errors import ClusterError, Stopped, TrainingFailed
@@ -107,7 +108,7 @@ class ElasticAgent(LocalElasticAgent):
         self._oom_kills: int | None = None
         self._has_trained = False
         self._locals: list[LocalWorker] = []
-        self._logged: int | None = None
+        self._logged = ALL_WRITTEN
 
     # -- life cycle ----------------------------------------------------------------------------------------------
 
@@ -317,7 +318,7 @@ class ElasticAgent(LocalElasticAgent):
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         end(self._locals)
-        self._logged = next((each.progress.logged for each in self._locals if each.assignment.rank == 0), None)
+        self._logged = max((each.progress.logged for each in self._locals if each.assignment.rank == 0), default=0)
         self._locals = []
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:

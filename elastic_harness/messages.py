@@ -38,7 +38,7 @@ class Progress(ctypes.Structure):
 
     ``started`` is set by the first line of the worker's own code, after the import of the user's script. ``step``
     counts finished optimizer steps of the whole run, ``begun`` those that are finished or under way, ``beats`` whatever
-    moves the worker on; ``logged`` is the number of the newest call in ``LoggerCalls``.
+    moves the worker on; ``logged`` is the number of the newest call that was written, see ``Curves``.
     """
 
     _fields_ = (
@@ -69,7 +69,7 @@ class Assignment:
         store_port: port of it.
         resume_path: the most advanced state that this node can reach; None if there is none.
         resume_step: the run's own optimizer steps in it; -1 if there is none.
-        logged: see ``Progress``, of rank 0 in the generation before; None if it was not on this node.
+        logged: see ``Progress``, of rank 0 in the generation before; 0 if it was not on this node.
         node_memory: folders for states on this node, see ``NodeMemory.places``; empty where nothing is trained.
         lock_path: file that the worker holds locked while it lives.
         log_path: file that takes the worker's stdout and stderr.
@@ -85,7 +85,7 @@ class Assignment:
     store_port: int
     resume_path: str | None
     resume_step: int
-    logged: int | None
+    logged: int
     node_memory: tuple[str, ...]
     lock_path: str
     log_path: str

@@ -39,13 +39,13 @@ from elastic_harness.config import (
 )
 from elastic_harness.config.restart_rules import unknown_errors
 from elastic_harness.config.rules import broken_rules, unnamed_run
+from elastic_harness.curves import Curves
 from elastic_harness.environment import ElasticEnvironment
 from elastic_harness.errors import ConfigError
 from elastic_harness.exact import accumulators, evaluation
 from elastic_harness.exact.evaluation import EvaluationLoader, ExactEvaluationLoop
 from elastic_harness.exact.training import ExactTraining, set_deterministic
 from elastic_harness.launcher import ElasticLauncher
-from elastic_harness.logger_calls import LoggerCalls
 from elastic_harness.messages import Assignment
 from elastic_harness.stop_signals import Shielded
 
@@ -76,7 +76,7 @@ class ElasticStrategy(DDPStrategy):
     Attributes:
         config_yaml: what to record as the run's ``config.yaml``; None records nothing.
         boundary: in a worker, the state of the last finished step; None without ``checkpoint.rescue``.
-        logger_calls: in a worker, what the loggers were told lately; None for plain DDP, where workers log differently.
+        curves: in a worker, keeps TensorBoard's curves whole; None for plain DDP, where workers log different values.
 
     Raises:
         ConfigError: a value breaks a rule; all such mistakes at once.
@@ -113,7 +113,7 @@ class ElasticStrategy(DDPStrategy):
         self._resumed: dict[str, Any] = {}
         self._exact: ExactTraining | None = None
         self.boundary: Boundary | None = None
-        self.logger_calls: LoggerCalls | None = None
+        self.curves: Curves | None = None
         self._limits: dict[str, float | None] = {}
 
     def _check(self) -> None:
@@ -226,8 +226,8 @@ class ElasticStrategy(DDPStrategy):
             state["logical_world_size"] = self._exact.logical_world_size
             state["epoch"] = self._exact.epoch_state()
             state["accumulators"] = accumulators.state_of(trainer)
-        if self.logger_calls is not None:
-            state["logger_calls"] = self.logger_calls.state_dict()
+        if self.curves is not None:
+            state["curves"] = self.curves.state_dict()
         return state
 
     def process_dataloader(self, dataloader: object) -> object:
@@ -269,8 +269,8 @@ class ElasticStrategy(DDPStrategy):
             self._exact.check_resumed(self._resumed.get("epoch", {}))
             if "accumulators" in self._resumed:
                 accumulators.restore(trainer, self._resumed["accumulators"])
-        if self.logger_calls is not None:
-            self.logger_calls.begin(self._resumed.get("logger_calls", {}))
+        if self.curves is not None:
+            self.curves.begin(self._resumed.get("curves", {}))
         self._resumed_loops, self._resumed = None, {}
 
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:

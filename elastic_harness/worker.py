@@ -27,7 +27,6 @@ from typing import Any, NoReturn
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback, ProgressBar
-from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.trainer import call
 from pytorch_lightning.trainer.states import TrainerFn
 from torch.distributed import TCPStore
@@ -37,7 +36,7 @@ from elastic_harness.checkpoint import election
 from elastic_harness.checkpoint.boundary import Boundary
 from elastic_harness.checkpoint.callback import ElasticCheckpoint
 from elastic_harness.checkpoint.plain_state import converted, refuse_what_does_not_load
-from elastic_harness.logger_calls import LoggerCalls
+from elastic_harness.curves import Curves
 from elastic_harness.loops import Next
 from elastic_harness.messages import (
     STACKS_SIGNAL,
@@ -162,8 +161,11 @@ def _run(
             bound.arguments["ckpt_path"] = path
             if step >= 0:
                 bound.arguments["weights_only"] = True
+        curves = Curves(trainer.loggers, progress, assignment.logged)
         if assignment.generation > 0:
-            _purge_from(trainer, max(step, 0))
+            curves.drop_from(max(step, 0))
+        if trainer.strategy.is_exact:  # type: ignore[attr-defined]
+            trainer.strategy.curves = curves  # type: ignore[attr-defined]
         _set_boundaries(trainer, assignment, progress, send, rescuer)
     callbacks.insert(0, Reporter(progress, path, send if assignment.local_rank == 0 else _drop))
     results = function(*bound.args, **bound.kwargs)
@@ -183,17 +185,14 @@ def _set_boundaries(
     (checkpoint,) = (callback for callback in callbacks if isinstance(callback, ElasticCheckpoint))
     boundary = Boundary(trainer) if checkpoint.rescue else None
     rescuer.boundary = trainer.strategy.boundary = boundary  # type: ignore[attr-defined]
-    calls = None
-    if trainer.strategy.is_exact:  # type: ignore[attr-defined]
-        calls = LoggerCalls(trainer.loggers, progress, assignment.logged)
-    trainer.strategy.logger_calls = calls  # type: ignore[attr-defined]
+    curves: Curves | None = trainer.strategy.curves  # type: ignore[attr-defined]
     places = [Path(each) for each in assignment.node_memory]
     loads_again = False
 
     def on_boundary(following: Next) -> None:
         nonlocal loads_again
-        if calls is not None:
-            calls.reach_boundary()
+        if curves is not None:
+            curves.reach_boundary()
         kinds = checkpoint.due(trainer, following)
         if boundary is not None:
             boundary.reach(following)
@@ -239,13 +238,6 @@ def _take_out_of_the_path(trainer: pl.Trainer) -> list[Callback]:
     trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
     return callbacks
-
-
-def _purge_from(trainer: pl.Trainer, step: int) -> None:
-    """Have TensorBoard drop the points of steps that will be trained again, those from ``step`` on."""
-    for logger in trainer.loggers:
-        if isinstance(logger, TensorBoardLogger):
-            logger._kwargs["purge_step"] = step
 
 
 def _drop(message: Message) -> None:

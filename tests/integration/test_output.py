@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import pty
+import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -68,6 +70,24 @@ def test_tensorboard_when_rank_0_dies_in_a_step_that_another_worker_finishes_the
     (name,) = (tag for tag in found if tag.startswith("lr-"))
     assert found["train/loss"] == found[name] == list(range(60))
     assert found["val/loss"] == [11, 23, 35, 47, 59]
+
+
+@pytest.mark.long
+def test_tensorboard_when_rank_0_is_killed_at_any_moment_then_no_point_is_missing_or_shown_twice_l01(
+    start: Callable[..., Run],
+) -> None:
+    chance = random.Random(1)
+    run = start("trainer.log_every_n_steps=1", "trainer.max_epochs=200", "restart.max_restarts=-1")
+    for generation in range(1, 31):
+        run.wait_until(lambda: len(run.events("resumed")) == generation - 1)  # noqa: B023
+        moment = time.monotonic() + chance.uniform(0.1, 0.4)
+        run.wait_until(lambda: time.monotonic() > moment)  # noqa: B023
+        os.kill(run.workers()[0], signal.SIGKILL)
+    run.finish()
+    assert (run.result["restarts"], run.result["steps_lost"]) == (30, 0)
+    found = curves(run.folder / "tensorboard")
+    assert found["train/loss"] == list(range(2400))
+    assert found["val/loss"] == list(range(11, 2400, 12))
 
 
 def test_tensorboard_when_killed_before_the_first_checkpoint_then_no_step_is_shown_twice_l01(
