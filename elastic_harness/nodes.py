@@ -50,9 +50,17 @@ def nodes_of_run(
         SystemExit: the run has finished without this node.
     """
 
-    def give_up() -> None:
+    handler: ElasticRendezvous | None = None
+    is_told = False
+
+    def wait() -> None:
+        nonlocal is_told
         if stop.first is not None:
             raise Stopped(stop.first.number, stop.first.notice)
+        if handler is not None and handler.is_spare and not is_told:
+            nodes = strategy.elastic.max_nodes
+            print(f"elastic.max_nodes={nodes} nodes train: this one is a spare, and waits until it is needed")  # noqa: T201
+            is_told = True
 
     if trainer.state.fn != TrainerFn.FITTING:
         alone = rendezvous.create(RendezvousConfig(), folder.path.name, workers=strategy.num_processes)
@@ -69,7 +77,7 @@ def nodes_of_run(
         workers=strategy.num_processes,
         newest_generation=folder.next_generation() - 1,
         settled={name: getattr(strategy.elastic, name) for name in _SETTLED},
-        on_wait=give_up,
+        on_wait=wait,
     )
     try:
         if given.max_nodes > 1:

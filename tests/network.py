@@ -6,6 +6,7 @@ import itertools
 import os
 import subprocess
 
+_AS_NODE = 'mount -t tmpfs tmpfs /dev/shm && hostname "$0" && exec "$@"'
 _COUNT = itertools.count()
 
 
@@ -61,6 +62,11 @@ class Network:
 
     def _cable(self, name: str) -> str:
         return f"{self._prefix}-{name}"
+
+
+def as_node(name: str) -> list[str]:
+    """What runs a program as if on a machine of its own, with its own name and shared memory: to be put before it."""
+    return ["unshare", "--uts", "--mount", "sh", "-c", _AS_NODE, name]
 
 
 def _ip(*arguments: str) -> None:

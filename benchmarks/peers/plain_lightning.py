@@ -8,6 +8,7 @@ A test compares the values below with those in ``conf/``.
 
 from __future__ import annotations
 
+import os
 import sys
 from functools import partial
 from typing import Any
@@ -20,7 +21,7 @@ from torch.optim import SGD
 from imagenet.module import ImageClassifier
 from imagenet.sample import ImageNetSampleDataModule
 from imagenet.schedule import warmup_cosine
-from peers.sides import CHECKPOINT_STEPS, EPOCHS, SEED, WORKERS
+from peers.sides import CHECKPOINT_STEPS, EPOCHS, SEED
 from peers.step_trace import StepTrace
 
 OPTIMIZER: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "weight_decay": 1.0e-4, "nesterov": False}
@@ -58,7 +59,8 @@ def main(folder: str, trace: str, data_root: str) -> None:
     checkpoint = ModelCheckpoint(f"{folder}/checkpoints", every_n_train_steps=CHECKPOINT_STEPS, save_last="link")
     trainer = pl.Trainer(
         strategy="ddp",
-        devices=WORKERS,
+        devices=int(os.environ["LOCAL_WORLD_SIZE"]),
+        num_nodes=int(os.environ["GROUP_WORLD_SIZE"]),
         max_epochs=EPOCHS,
         limit_val_batches=0,
         logger=TensorBoardLogger(folder, "tensorboard", ""),

@@ -39,20 +39,33 @@ class Ended(Exception):  # noqa: N818  (an outcome; ``Program.wait_for`` also kn
 
 
 class Program:
-    """One side's run, in a session of its own, with ``WORKERS`` workers of one thread each.
+    """One side's run, or one of its nodes, in a session of its own, with workers of one thread each.
 
     Args:
         side: ``OURS`` or ``THEIRS``.
         workspace: folder with the sample data, which both sides read.
         name: of its own folder in there; a folder that holds a run of the same side is gone on with.
+        options: of the side's own program; by default those for ``WORKERS`` workers on one node.
+        place: what runs a program where it is to be.
+        run: folder of the run; one in its own folder by default.
     """
 
-    def __init__(self, side: str, workspace: Path, name: str) -> None:
+    def __init__(
+        self,
+        side: str,
+        workspace: Path,
+        name: str,
+        *,
+        options: Sequence[str] = (),
+        place: Sequence[str] = (),
+        run: Path | None = None,
+    ) -> None:
         folder = workspace / name
         folder.mkdir(exist_ok=True)
         self._trace = folder / "trace.txt"
         self._output = folder / "output.txt"
-        command = _COMMANDS[side](folder / "run", self._trace, workspace / "digits")
+        paths = run or folder / "run", self._trace, workspace / "digits"
+        command = [*place, *_COMMANDS[side](*paths, options)]
         self._mark = str(folder)
         environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROJECT / "benchmarks"), _MARK: self._mark}
         self.started = time.time()
@@ -100,6 +113,10 @@ class Program:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"nothing within {seconds:.0f} s")
             time.sleep(_POLL_SECONDS)
+
+    def send_signal(self, number: int) -> None:
+        """Send the program a signal."""
+        self._process.send_signal(number)
 
     def end(self, number: int, seconds: float) -> float:
         """Send the program a signal and wait for its end; seconds that took."""
@@ -167,7 +184,7 @@ def print_medians(title: str, unit: str, results: Mapping[str, Sequence[float]])
         print(f"{side:24}{statistics.median(values):10.2f}{min(values):8.2f}{max(values):8.2f}{ratio:8.2f}")
 
 
-def _ours(run: Path, trace_path: Path, data_root: Path) -> list[str]:
+def _ours(run: Path, trace_path: Path, data_root: Path, options: Sequence[str]) -> list[str]:
     return [
         sys.executable,
         "train.py",
@@ -184,18 +201,19 @@ def _ours(run: Path, trace_path: Path, data_root: Path) -> list[str]:
         "trainer.limit_val_batches=0",
         "+callbacks.trace._target_=peers.step_trace.StepTrace",
         f"+callbacks.trace.path={trace_path}",
+        *options,
     ]
 
 
-def _theirs(run: Path, trace_path: Path, data_root: Path) -> list[str]:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={WORKERS}"]
+def _theirs(run: Path, trace_path: Path, data_root: Path, options: Sequence[str]) -> list[str]:
+    options = options or ("--standalone", f"--nproc-per-node={WORKERS}")
     script = ["-m", "peers.plain_lightning", str(run), str(trace_path), str(data_root)]
-    return [*torchrun, f"--max-restarts={MAX_RESTARTS}", *script]
+    return [sys.executable, "-m", "torch.distributed.run", *options, f"--max-restarts={MAX_RESTARTS}", *script]
 
 
-_COMMANDS: dict[str, Callable[[Path, Path, Path], list[str]]] = {
+_COMMANDS: dict[str, Callable[[Path, Path, Path, Sequence[str]], list[str]]] = {
     OURS: _ours,
-    BATCH: lambda *paths: [*_ours(*paths), f"elastic.{BATCH}"],
-    NONE: lambda *paths: [*_ours(*paths), f"elastic.{NONE}"],
+    BATCH: lambda *arguments: [*_ours(*arguments), f"elastic.{BATCH}"],
+    NONE: lambda *arguments: [*_ours(*arguments), f"elastic.{NONE}"],
     THEIRS: _theirs,
 }

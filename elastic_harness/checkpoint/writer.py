@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -12,6 +13,8 @@ from typing import Any, NamedTuple
 from elastic_harness.checkpoint.files import CheckpointFolder, Kind, name_of
 from elastic_harness.checkpoint.manifest import Facts
 from elastic_harness.errors import CheckpointError, FencedError
+
+log = logging.getLogger(__name__)
 
 # How long it may take to see that there is no time left.
 _LOOK_SECONDS = 0.1
@@ -145,8 +148,8 @@ class BackgroundWriter:
                 self._busy = True
             try:
                 self._write(capture, generation)
-            except FencedError:
-                pass  # another group goes on with the run
+            except FencedError as error:
+                log.warning("%s", error)
             except CheckpointError as error:
                 self._end(error)
             except Exception as error:  # nobody else would hear of it, and whoever waits would wait for ever

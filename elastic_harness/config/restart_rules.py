@@ -61,6 +61,13 @@ def restart_rules(run: RunConfig, bad: set[str]) -> Iterator[str]:
             f"restart.retryable_exit_codes={shown(restart.retryable_exit_codes)} has no effect with "
             f"restart.policy={restart.policy}: use restart=exit_code, or leave it out."
         )
+    keys = ("restart.max_restarts", "restart.policy")
+    usual = type(restart).max_restarts
+    if not bad.intersection(keys) and restart.policy == "never" and restart.max_restarts not in (0, usual):
+        yield (
+            f"restart.max_restarts={restart.max_restarts} has no effect with restart.policy=never: "
+            "use restart=on_failure, or leave it out."
+        )
     if "restart.permanent_errors" not in bad:
         for name in restart.permanent_errors:
             if "." not in name:

@@ -105,6 +105,7 @@ def broken_rules(run: RunConfig, bad: set[str]) -> Iterator[str]:
     yield from _node_rules(run, bad)
     yield from rendezvous_rules.rendezvous_rules(run, bad)
     yield from restart_rules.restart_rules(run, bad)
+    yield from watchdog_rules.watchdog_rules(run, bad)
     yield from _nproc_rule(run, bad)
     yield from _world_rule(run, bad)
     yield from _resume_rule(run, bad)

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 from elastic_harness.config.key_rules import MAX_SECONDS, KeyRule
+from elastic_harness.config.spelling import shown
+
+if TYPE_CHECKING:
+    from elastic_harness.config import RunConfig
 
 ONE_KEY: tuple[KeyRule, ...] = (
     (
@@ -20,3 +27,13 @@ ONE_KEY: tuple[KeyRule, ...] = (
         "the default is 1800",
     ),
 )
+
+
+def watchdog_rules(run: RunConfig, bad: set[str]) -> Iterator[str]:
+    """The rules for several keys of the group."""
+    limit = run.watchdog.hang_timeout
+    if not bad.intersection({"watchdog.hang_timeout", "watchdog.enabled"}) and limit and not run.watchdog.enabled:
+        yield (
+            f"watchdog.hang_timeout={shown(limit)} has no effect with watchdog.enabled=false: "
+            "use watchdog=default, or leave it out."
+        )

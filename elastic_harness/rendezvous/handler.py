@@ -8,6 +8,7 @@ See docs/decisions/0005-own-rendezvous.md.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
@@ -51,7 +52,7 @@ class ElasticRendezvous(RendezvousHandler):
         node_id: unique for this handler.
         rules: of the run, the same on all nodes.
         settled: what this node settles for all if it is the first of a launch, for example the number of logical ranks.
-        join_timeout: seconds that ``next_rendezvous`` waits for enough nodes.
+        join_timeout: seconds that ``next_rendezvous`` waits for enough nodes; a spare waits as long as the run lasts.
         endpoint: as it is named in errors.
         on_wait: called at least every tenth of a second while ``next_rendezvous`` waits; may raise to give up.
     """
@@ -79,6 +80,7 @@ class ElasticRendezvous(RendezvousHandler):
         self._member = Member(node_id, node, rules, settled)
         self._contact = Contact(backend, self._member, endpoint)
         self._join_timeout = join_timeout
+        self._waits_since = math.inf
         self._endpoint = endpoint
         self._store: TCPStore | None = None
 
@@ -105,7 +107,7 @@ class ElasticRendezvous(RendezvousHandler):
             RendezvousClosedError: the run has failed on another node.
             RendezvousGracefulExitError: the run has finished without this node.
         """
-        deadline = time.monotonic() + self._join_timeout
+        self._waits_since = time.monotonic()
         with self._contact.seen:
             change = self._member.change(time.monotonic())
             self._member.join(change.text if change else self._own_cause())
@@ -114,11 +116,11 @@ class ElasticRendezvous(RendezvousHandler):
         self._contact.start()
         self._contact.ask()
         while True:
-            joined = self._wait_for(lambda: self._member.joined, deadline)
+            joined = self._wait_for(lambda: self._member.joined)
             info = self._take_up(joined)
             if info is not None:
                 return info
-            self._pause(deadline)
+            self._pause()
 
     def _own_cause(self) -> str:
         """Why this node itself ends a round, in words for the others."""
@@ -163,6 +165,12 @@ class ElasticRendezvous(RendezvousHandler):
         return self._node.address
 
     @property
+    def is_spare(self) -> bool:
+        """Whether ``next_rendezvous`` waits only until a node is missing: as many as may train do."""
+        with self._contact.seen:
+            return self._member.is_spare
+
+    @property
     def round(self) -> Round | None:
         """The round this node works in."""
         return self._member.round
@@ -191,11 +199,12 @@ class ElasticRendezvous(RendezvousHandler):
             ClusterError: the backend is lost.
             RendezvousGracefulExitError: the run has finished without this node.
         """
+        self._waits_since = time.monotonic()
         with self._contact.seen:
             self._member.settle()
         self._contact.start()
         self._contact.ask()
-        return self._wait_for(lambda: self._member.settled, time.monotonic() + self._join_timeout)
+        return self._wait_for(lambda: self._member.settled)
 
     @property
     def has_finished(self) -> bool:
@@ -265,7 +274,7 @@ class ElasticRendezvous(RendezvousHandler):
 
     # -- waiting -------------------------------------------------------------------------------------------------
 
-    def _wait_for(self, condition: Callable[[], _Value | None], deadline: float) -> _Value:
+    def _wait_for(self, condition: Callable[[], _Value | None]) -> _Value:
         while True:
             with self._contact.seen:
                 value = condition()
@@ -276,22 +285,23 @@ class ElasticRendezvous(RendezvousHandler):
                 raise RendezvousClosedError(outcome)
             if value is not None:
                 return value
-            self._pause(deadline)
+            self._pause()
 
-    def _pause(self, deadline: float) -> None:
+    def _pause(self) -> None:
         """Wait for the next news, unless there is no hope for any."""
         self.on_wait()
         with self._contact.seen:
             self._contact.seen.wait(_WAIT_SECONDS)
         now = time.monotonic()
-        began = deadline - self._join_timeout
-        silent = now - max(began, self._contact.answered or began)
+        silent = now - max(self._waits_since, self._contact.answered or self._waits_since)
+        if self.is_spare and silent < self._rules.patience:
+            self._waits_since = now
         if self._lives_with is not None and silent > self._rules.patience:
             raise ClusterError(
                 f"rendezvous.endpoint={self._endpoint} is lost: the node that hosts the store of rendezvous=c10d is "
                 "gone or cut off. Start the same command again to resume; with rendezvous=etcd any node may be lost."
             )
-        if now > deadline:
+        if now - self._waits_since > self._join_timeout:
             raise ClusterError(self._late())
 
     def _late(self) -> str:

@@ -141,6 +141,13 @@ class Member:
         )
 
     @property
+    def is_spare(self) -> bool:
+        """Whether this node waits only because as many as may be in a round are in one."""
+        me = self.state.nodes.get(self._id)
+        waits = self.phase is Phase.JOINING and me is not None and me.rank is None
+        return waits and self.state.complete and len(self.state.members) >= self._rules.max_nodes
+
+    @property
     def told(self) -> str | None:
         """The outcome of the run, for a node that was part of it, or comes too late to be."""
         state = self.state

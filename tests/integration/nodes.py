@@ -14,11 +14,9 @@ import psutil
 
 from tests.etcd import free_ports
 from tests.integration.conftest import PROJECT, Run, traced
+from tests.network import as_node
 
 StartNode = Callable[..., Run]
-
-# A machine name and shared memory of its own make a process a node.
-_AS_NODE = 'mount -t tmpfs tmpfs /dev/shm && hostname "$0" && exec "$@"'
 
 
 class Nodes:
@@ -43,7 +41,7 @@ class Nodes:
         """
         command = [
             *place,
-            *("unshare", "--uts", "--mount", "sh", "-c", _AS_NODE, name),
+            *as_node(name),
             *(sys.executable, str(PROJECT / "train.py"), "+experiment=digits_mlp", "run_id=run"),
             f"hydra.run.dir={self._folder / folder}",
             "elastic.nproc_per_node=1",

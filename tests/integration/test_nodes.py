@@ -7,6 +7,7 @@ import os
 import random
 import re
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -126,6 +127,95 @@ def test_nodes_when_they_join_freeze_die_and_leave_then_no_step_is_lost_and_the_
     assert (three.result["restarts"], three.result["steps_lost"]) == (0, 0)
     assert "fenced" in {event["kind"] for event in three.events("round_over") if event["node"] == "two"}
     assert three.result["weights_sha256"] == undisturbed(start_node)["weights_sha256"]
+
+
+def test_nodes_when_there_is_one_more_than_may_train_then_it_is_a_spare_and_takes_over(
+    start_node: StartNode, tmp_path: Path, etcd: Etcd
+) -> None:
+    course = Gated(tmp_path, 5, 17, 30)
+    group = ("rendezvous=etcd", f"rendezvous.endpoint={etcd.endpoint}", "elastic.max_nodes=2", *course.overrides)
+    group = (*group, "rendezvous.last_call_timeout=0", "rendezvous.join_timeout=5", "restart.max_restarts=0")
+    one = start_node("one", "run", *group)
+    course.wait_at(5, one)
+    two = start_node("two", "run", *group)
+    joined = wait_for_world(one, 2, after=0)
+    course.open(5)
+    course.wait_at(17, one)
+
+    spares = [start_node(name, "run", *group) for name in ("three", "four")]
+    for spare in spares:
+        spare.wait_until(lambda: "this one is a spare" in spare.stdout)  # noqa: B023
+    waited = time.monotonic() + 7
+    one.wait_until(lambda: time.monotonic() > waited)  # longer than a node waits for others
+    assert max(event["generation"] for event in one.events("generation_started")) == joined
+    two.process.send_signal(signal.SIGTERM)
+    two.finish(code=143)
+    wait_for_world(one, 2, after=joined)
+    course.open(17)
+    course.wait_at(30, one)
+    course.open(30)
+    for node in (one, *spares):
+        node.finish()
+    assert [spare.stdout.count("this one is a spare") for spare in spares] == [1, 1]
+    assert sorted("was not needed" in spare.stdout for spare in spares) == [False, True]
+    assert (one.result["restarts"], one.result["steps_lost"]) == (0, 0)
+    assert one.result["weights_sha256"] == undisturbed(start_node)["weights_sha256"]
+
+
+def test_nodes_when_the_host_of_the_store_leaves_then_the_same_command_goes_on_without_loss(
+    start_node: StartNode, tmp_path: Path
+) -> None:
+    course = Gated(tmp_path, 5, 17)
+    group = (*c10d(1, 2), *course.overrides)
+    host = start_node("one", "own_1", *group)
+    course.wait_at(5, host)
+    two = start_node("two", "own_2", *group)
+    wait_for_world(host, 2, after=0)
+    course.open(5)
+    course.wait_at(17, host)
+    host.process.send_signal(signal.SIGTERM)
+    course.open(17)
+    host.finish(code=143)
+    two.finish(code=144)
+    assert "the node that hosts the store of rendezvous=c10d is gone" in two.stderr
+    again = start_node("one", "own_1", *group), start_node("two", "own_2", *group)
+    for node in again:
+        node.finish()
+    (leader,) = (node for node in again if [event["step"] for event in node.events("run_finished")][-1:] == [60])
+    assert leader.result["steps_lost"] == 0
+    assert leader.result["weights_sha256"] == undisturbed(start_node)["weights_sha256"]
+
+
+def test_nodes_when_a_frozen_one_wakes_up_then_it_writes_nothing_into_the_run_of_the_others(
+    start_node: StartNode, tmp_path: Path, etcd: Etcd
+) -> None:
+    course = Gated(tmp_path, 5, 19, 25, 45)
+    group = ("rendezvous=etcd", f"rendezvous.endpoint={etcd.endpoint}", "elastic.max_nodes=2", *course.overrides)
+    group = (*group, "rendezvous.last_call_timeout=0", "restart.max_restarts=0")
+    one = start_node("one", "run", *group)
+    course.wait_at(5, one)
+    two = start_node("two", "run", *group)
+    joined = wait_for_world(one, 2, after=0)
+    course.open(5)
+    course.wait_at(19, one)
+
+    one.process.send_signal(signal.SIGSTOP)  # its worker, rank 0, goes on, and hands it a state to write at step 20
+    course.open(19)
+    course.wait_at(25, two)
+    alone = wait_for_world(two, 1, after=joined)
+    course.open(25)
+    course.wait_at(45, two)
+    two.wait_for_checkpoint(40)
+    saved = len(two.events("checkpoint_saved"))
+    one.process.send_signal(signal.SIGCONT)
+    wait_for_world(two, 2, after=alone)
+    assert "another one has taken over" in (two.folder / "logs" / "agent_one.log").read_text()
+    assert len(two.events("checkpoint_saved")) == saved
+    course.open(45)
+    for node in (one, two):
+        node.finish()
+    assert two.result["steps_lost"] == 0
+    assert two.result["weights_sha256"] == undisturbed(start_node)["weights_sha256"]
 
 
 def test_nodes_when_the_host_of_the_store_dies_then_the_others_end_with_144_and_a_sentence_r07(

@@ -23,7 +23,9 @@ def config(option: str) -> dict[str, Any]:
     return content
 
 
-@pytest.mark.parametrize("script", ["restart", "cold_start", "step_time", "all_reduce", "rescue"])
+@pytest.mark.parametrize(
+    "script", ["restart", "cold_start", "step_time", "all_reduce", "rescue", "nodes", "rendezvous"]
+)
 def test_benchmark_when_asked_for_help_then_explains_itself(script: str) -> None:
     command = [sys.executable, str(PROJECT / "benchmarks" / f"{script}.py"), "--help"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)

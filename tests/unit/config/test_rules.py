@@ -94,3 +94,15 @@ def test_parse_when_a_value_breaks_a_rule_then_key_value_and_rule_are_named(key:
     (problem,) = problems_of(**{key.replace(".", "__"): value})
     assert problem.startswith(key)
     assert words in problem
+
+
+@pytest.mark.parametrize(
+    ("group", "words"),
+    [
+        ({"restart": {"policy": "never", "max_restarts": 5}}, "restart.max_restarts=5 has no effect with"),
+        ({"watchdog": {"enabled": False, "hang_timeout": 3}}, "watchdog.hang_timeout=3"),
+    ],
+)
+def test_parse_when_two_keys_contradict_each_other_then_both_are_named(group: dict[str, Any], words: str) -> None:
+    (problem,) = problems_of(**group)
+    assert problem.startswith(words)

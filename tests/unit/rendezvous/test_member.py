@@ -53,6 +53,21 @@ def test_running_round_when_a_node_comes_later_then_all_are_told_and_no_last_cal
     assert two.members["a"].round.generation == 1
 
 
+def test_running_round_when_it_is_full_then_one_more_is_a_spare_until_a_member_is_gone() -> None:
+    cluster = Cluster()
+    cluster.start("a", "b", "c")
+    cluster.work(1)
+    spare = cluster.start("d")
+    cluster.pass_time(5)
+    assert spare.is_spare
+    assert not any(cluster.members[name].is_spare for name in "abc")
+    assert cluster.changes() == {}
+    cluster.members["b"].leave()
+    cluster.rejoin("a", "c")
+    assert cluster.work(1) == {"a": 0, "c": 1, "d": 2}
+    assert not spare.is_spare
+
+
 def test_running_round_when_one_member_starts_over_then_the_others_are_told_and_waited_for(two: Cluster) -> None:
     two.members["b"].join("a worker of b failed")
     two.pass_time(5)
