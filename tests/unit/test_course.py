@@ -41,7 +41,7 @@ class Story:
         self.worker = self._worker(ours)
 
     def _worker(self, connection: Connection) -> LocalWorker:
-        assignment = Assignment(3, 0, 0, 1, 0, 1, "", 0, None, -1, (), "", "")
+        assignment = Assignment(3, 0, 0, 1, 0, 1, "", 0, None, -1, 0, (), "", "")
         return LocalWorker(assignment, None, connection, Progress())  # type: ignore[arg-type]
 
     def tell(self, *messages: Message) -> None:

@@ -59,7 +59,7 @@ def worker() -> Iterator[Make]:
         thread = RescueThread(theirs, theirs.send)
         thread.boundary = boundary
         thread.start()
-        assignment = Assignment(0, rank, rank, 3, 0, 1, "", 0, None, -1, (), "", "")
+        assignment = Assignment(0, rank, rank, 3, 0, 1, "", 0, None, -1, 0, (), "", "")
         made.append((LocalWorker(assignment, Alive(), ours, None), thread))  # type: ignore[arg-type]
         return made[-1][0]
 

@@ -24,7 +24,7 @@ def node(rank: int, held: Held, folder: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=2)
     memory = folder / f"memory_{rank}"
     memory.mkdir()
-    place = Assignment(0, rank, 0, 2, rank, 2, "", 0, *held, (str(memory),), "", "")
+    place = Assignment(0, rank, 0, 2, rank, 2, "", 0, *held, 0, (str(memory),), "", "")
     path, step = elect(place, FileStore(f"{folder}/store", 2), torch.device("cpu"))
     (folder / f"elected_{rank}").write_text(f"{path} {step}")
     dist.destroy_process_group()
