@@ -30,7 +30,7 @@ from elastic_harness.rendezvous.backends import StoreBackend
 from elastic_harness.rendezvous.contact import Contact
 from elastic_harness.rendezvous.member import Member
 from elastic_harness.rendezvous.state import FINISHED, Node, Rules
-from elastic_harness.rendezvous.view import Change, Round
+from elastic_harness.rendezvous.view import Change, Phase, Round
 
 log = logging.getLogger(__name__)
 
@@ -146,7 +146,7 @@ class ElasticRendezvous(RendezvousHandler):
     def shutdown(self) -> bool:
         """Leave, and give up all that was open. A node that hosts the store of a run that ended stays until the others
         have seen that, at most until they would take it for dead."""
-        if self._lives_with is not None and self._lives_with.hosts and self.is_closed():
+        if self._hosts and self.is_closed():
             self._contact.wait_briefly(lambda: self._member.state.nodes.keys() <= {self._node_id}, self._rules.patience)
         self.leave()
         self._store = self._lives_with = None
@@ -213,18 +213,24 @@ class ElasticRendezvous(RendezvousHandler):
 
     @property
     def was_last(self) -> bool:
-        """This node has left, and nobody else was there any more."""
-        return self._rules.private or self._member.was_last is True
+        """This node has left, and nobody goes on: none was there any more, or they need the store that it hosts."""
+        return self._rules.private or self._hosts or self._member.was_last is True
 
     @property
     def others_go_on(self) -> bool:
         """This node has left, and was not the last one."""
-        return self._member.was_last is False
+        return self._member.was_last is False and not self._hosts
 
     def may_write(self) -> bool:
         """Whether this node may write for the run: nobody else can have taken its place."""
         with self._contact.seen:
-            return self._member.may_write(time.monotonic())
+            has_left = self._member.phase is Phase.OUT
+            return (has_left and self.was_last) or self._member.may_write(time.monotonic())
+
+    @property
+    def _hosts(self) -> bool:
+        """Whether the rendezvous ends with this node."""
+        return self._lives_with is not None and self._lives_with.hosts
 
     def changed(self) -> Change | None:
         """Why the round this node works in is no longer current; None while it is. Never waits."""

@@ -174,9 +174,9 @@ def test_nodes_when_the_host_of_the_store_leaves_then_the_same_command_goes_on_w
     course.open(5)
     course.wait_at(17, host)
     host.process.send_signal(signal.SIGTERM)
-    course.open(17)
     host.finish(code=143)
     two.finish(code=144)
+    course.open(17)
     assert "the node that hosts the store of rendezvous=c10d is gone" in two.stderr
     again = start_node("one", "own_1", *group), start_node("two", "own_2", *group)
     for node in again:
