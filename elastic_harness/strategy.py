@@ -111,6 +111,7 @@ class ElasticStrategy(DDPStrategy):
         self._check()
         self._resumed_loops: dict[str, Any] | None = None
         self._resumed: dict[str, Any] = {}
+        self._is_restored = False
         self._exact: ExactTraining | None = None
         self.boundary: Boundary | None = None
         self.curves: Curves | None = None
@@ -203,12 +204,15 @@ class ElasticStrategy(DDPStrategy):
             super().configure_ddp()
         else:
             assert self.model is not None
-            _sync_module_states(self.model)
+            if not self._is_restored:  # from one state for all
+                _sync_module_states(self.model)
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
         self._resumed_loops = checkpoint.get("loops", {}).get("fit_loop")
         self._resumed = checkpoint.get(CHECKPOINT_KEY, {})
+        assert self.lightning_module is not None
+        self._is_restored = self.lightning_module.state_dict().keys() <= checkpoint["state_dict"].keys()
         size = self._resumed.get("logical_world_size")
         if self._exact is not None and size not in (None, self._exact.logical_world_size):
             raise ConfigError(

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import importlib
+import importlib.util
 import json
 import multiprocessing
 import os
@@ -47,6 +47,8 @@ ALWAYS = (
     "elastic_harness.entry",
     "elastic_harness.worker",
 )
+IF_INSTALLED = ("adlfs", "gcsfs", "s3fs")
+"""Lightning imports these, if they are there, to see whether a TensorBoard folder is on one of them."""
 
 
 class ZygoteDiedError(Exception):
@@ -198,7 +200,7 @@ def _import(modules: Sequence[str]) -> None:
     # Looking for garbage meanwhile takes a fifth of the time; afterwards it would touch what all processes share.
     enabled = gc.isenabled()
     gc.disable()
-    for module in modules:
+    for module in (*modules, *filter(importlib.util.find_spec, IF_INSTALLED)):
         try:
             importlib.import_module(module)
         except Exception:
