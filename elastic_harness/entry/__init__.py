@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import os
 import secrets
 import signal
@@ -34,8 +35,9 @@ from elastic_harness import recipes, stop_signals, zygote
 from elastic_harness.config import RunConfig, parse, to_dict
 from elastic_harness.config.base_60 import base_60_numbers
 from elastic_harness.config.rules import unnamed_run
-from elastic_harness.entry import hydra_messages
+from elastic_harness.entry import hydra_messages, sweep
 from elastic_harness.entry.new_folders import remove_new_empty_folders
+from elastic_harness.entry.sweep import Job
 from elastic_harness.errors import ConfigError, HarnessError, Stopped
 from elastic_harness.run_folder import RunFolder, finished_text
 
@@ -181,41 +183,59 @@ def _run(train: Callable[[DictConfig], float | None], project: Path) -> int:
         return _report(error)
     except (HydraException, OmegaConfBaseException, YAMLError, ValueError, TypeError, OSError) as error:
         return _report(hydra_messages.explained(error, project, sys.argv[1:]))
+    finally:
+        table = sweep.conclude()
+        if table:
+            print(table)  # noqa: T201
     return failed[0] if failed else 0
 
 
 def _job(train: Callable[[DictConfig], float | None], cfg: DictConfig, failed: list[int]) -> float | None:
     """One job. Its failure is shown here, once; only a sweeper hears of it, which may have a use for it."""
     hydra_cfg = HydraConfig.get()
-    sweep = hydra_cfg.mode == RunMode.MULTIRUN
-    if sweep:
+    is_in_sweep = hydra_cfg.mode == RunMode.MULTIRUN
+    if is_in_sweep:
         _say(f"Job {hydra_cfg.job.num}: {' '.join(hydra_cfg.overrides.task)}")
     environment = dict(os.environ)
+    code, status, told, result = 0, "failed", "", None
     try:
-        return train(cfg)
-    except Stopped:
+        result = train(cfg)
+        if is_in_sweep and result is not None and math.isnan(result):
+            raise HarnessError(f"objective.metric={cfg.objective.metric} is nan at the end.")
+        status = "finished"
+    except Stopped as stopped:
+        code, status = stopped.exit_code, "stopped"
         raise
     except HarnessError as error:
-        code = _report(error)
+        code, told = _report(error), str(error)
     except SystemExit as error:
         # Hydra would end the whole sweep. Lightning's own end on SIGTERM is a SystemExit, too.
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        status = "failed" if code else "finished"
         if isinstance(error.code, str):
-            _say(error.code)
+            told = error.code
+            _say(told)
     except Exception:
-        traceback.print_exc()
-        code = 1
+        code, told = 1, traceback.format_exc()
+        _say(told.rstrip())
     finally:
         # Lightning leaves the seed and settings of CUDA there, which are not the next job's.
         os.environ.clear()
         os.environ.update(environment)
+        if is_in_sweep:
+            objective = OmegaConf.select(cfg, "objective")
+            job = Job(
+                *(hydra_cfg.job.num, status, code, objective.metric, objective.direction),
+                *(result, list(hydra_cfg.overrides.task), told),
+            )
+            job.write(Path(hydra_cfg.runtime.output_dir))
         remove_new_empty_folders(Path(hydra_cfg.runtime.output_dir))
     if code:
         failed.append(code)
-    if code and sweep:
+    if code and is_in_sweep:
         _say(f"Job {hydra_cfg.job.num} failed with exit code {code}.")
         raise _JobFailed(f"job {hydra_cfg.job.num} failed with exit code {code}")
-    return None
+    return result
 
 
 def _open_missing_streams() -> None:

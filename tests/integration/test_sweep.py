@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +16,8 @@ from tests.etcd import free_ports
 from tests.integration.conftest import Run, alive
 
 
-def results(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads((folder / str(job) / "result.json").read_text()) for job in range(2)]
+def results(folder: Path, jobs: int = 2) -> list[dict[str, Any]]:
+    return [json.loads((folder / str(job) / "result.json").read_text()) for job in range(jobs)]
 
 
 def test_sweep_when_two_values_are_given_then_two_folders_and_two_metrics(
@@ -29,7 +31,7 @@ def test_sweep_when_two_values_are_given_then_two_folders_and_two_metrics(
     assert first["metrics"]["val/acc"] < second["metrics"]["val/acc"]
     assert first["weights_sha256"] != second["weights_sha256"]
     assert first["generations"] == second["generations"] == 1
-    assert sorted(entry.name for entry in sweep.iterdir()) == ["0", "1", "multirun.yaml"]
+    assert sorted(entry.name for entry in sweep.iterdir()) == ["0", "1", "multirun.yaml", "sweep.csv"]
     for job, lr in ((0, "0.001"), (1, "0.3")):
         assert f"lr: {lr}" in (sweep / str(job) / "config.yaml").read_text()
 
@@ -63,6 +65,62 @@ def test_sweep_when_its_jobs_fail_then_each_is_told_and_the_code_is_that_of_a_ru
     run = start("-m", f"hydra.sweep.dir={tmp_path / 'sweep'}", "seed=1,2", endpoint, *overrides)
     run.finish(code=code)
     assert [f"Job {job} failed with exit code {code}" in run.stderr for job in range(2)] == [True, True]
+
+
+def test_sweep_when_jobs_fail_then_the_others_run_and_a_table_tells_all_h07_h08(
+    start: Callable[..., Run], tmp_path: Path
+) -> None:
+    sweep = tmp_path / "sweep"
+    arguments = ("-m", f"hydra.sweep.dir={sweep}", "objective.metric=val/loss", "objective.direction=min")
+    arguments = (*arguments, "optimizer.lr=0.1,nan,-1,0.3", "trainer.max_epochs=2")
+    run = start(*arguments)
+    run.finish(code=1)
+    rows = list(csv.DictReader((sweep / "sweep.csv").read_text().splitlines()))
+    assert [row["status"] for row in rows] == ["finished", "failed", "failed", "finished"]
+    assert [row["exit_code"] for row in rows] == ["0", "1", "1", "0"]
+    assert [row["optimizer.lr"] for row in rows] == ["0.1", "nan", "-1", "0.3"]
+    assert float(rows[0]["val/loss"]) > float(rows[3]["val/loss"])
+    table = run.stdout.splitlines()[-7:]
+    assert table[0].split() == ["job", "status", "val/loss", "optimizer.lr"]
+    assert [line.split()[0] for line in table[1:5]] == ["0", "1", "2", "3"]
+    assert table[4].split()[3] == "*"
+    assert "objective.metric=val/loss is nan" in json.loads((sweep / "1" / "job.json").read_text())["error"]
+    assert "Invalid learning rate" in json.loads((sweep / "2" / "job.json").read_text())["error"]
+
+    done = {path: path.read_bytes() for job in "03" for path in (sweep / job).rglob("*") if path.is_file()}
+    again = start(*arguments)
+    again.finish(code=1)
+    assert again.stdout.count("has finished") == 3
+    assert {path: path.read_bytes() for path in done} == done
+
+
+def test_sweep_when_a_worker_is_killed_and_then_all_is_stopped_then_the_same_command_loses_nothing(
+    start: Callable[..., Run], tmp_path: Path
+) -> None:
+    arguments = ("-m", "optimizer.lr=0.05,0.1,0.2,0.3", "trainer.max_epochs=30")
+    undisturbed = start(*arguments, f"hydra.sweep.dir={tmp_path / 'undisturbed'}")
+    undisturbed.finish()
+
+    sweep = tmp_path / "sweep"
+    run = start(*arguments, f"hydra.sweep.dir={sweep}")
+    run.folder = sweep / "1"
+    run.wait_for_checkpoint(20)
+    os.kill(run.workers()[0], signal.SIGKILL)
+    run.folder = sweep / "2"
+    run.wait_for_checkpoint(20)
+    run.process.send_signal(signal.SIGINT)
+    run.finish(code=130)
+    assert f"the same command with hydra.sweep.dir={sweep} goes on" in run.stdout
+    done = {path: path.read_bytes() for job in "01" for path in (sweep / job).rglob("*") if path.is_file()}
+
+    again = start(*arguments, f"hydra.sweep.dir={sweep}")
+    again.finish()
+    assert {path: path.read_bytes() for path in done} == done
+    found, expected = results(sweep, 4), results(tmp_path / "undisturbed", 4)
+    assert [result["restarts"] for result in found] == [0, 1, 0, 0]
+    assert [result["steps_lost"] for result in found] == [0, 0, 0, 0]
+    assert [result["weights_sha256"] for result in found] == [result["weights_sha256"] for result in expected]
+    assert (sweep / "sweep.csv").read_bytes() == (tmp_path / "undisturbed" / "sweep.csv").read_bytes()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
