@@ -147,10 +147,10 @@ class ElasticAgent(LocalElasticAgent):
         while True:
             result = self._monitor_workers(group)
             self._display.update([each.progress for each in self._locals])
-            if self._nodes.has_finished:
+            change = self._nodes.changed()
+            if self._nodes.has_finished:  # asked last, or the end of the run could pass for a change
                 dismiss(self._locals)
                 return None
-            change = self._nodes.changed()
             if change is not None and change.kind is Kind.FENCED:
                 return change
             if result.state is WorkerState.SUCCEEDED and not finished:
@@ -301,7 +301,8 @@ class ElasticAgent(LocalElasticAgent):
         news += [self._states.reader] if self._states else []
         news += [each.connection for each in pending]
         news += [each.process.sentinel for each in pending]
-        wait(news, timeout=worker_group.spec.monitor_interval)
+        # A node that hears nothing any more has to notice it by itself, before the others take it for dead.
+        wait(news, timeout=min(worker_group.spec.monitor_interval, self._nodes.margin / 2))
         if self._states is not None:
             self.course.record_written(self._states.written())
         # What a dead worker sent is complete, so who is dead is asked first.
@@ -318,7 +319,8 @@ class ElasticAgent(LocalElasticAgent):
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         end(self._locals)
-        self._logged = max((each.progress.logged for each in self._locals if each.assignment.rank == 0), default=0)
+        if self._locals:
+            self._logged = max((each.progress.logged for each in self._locals if each.assignment.rank == 0), default=0)
         self._locals = []
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
@@ -330,14 +332,14 @@ class ElasticAgent(LocalElasticAgent):
         It stays in this node's memory if that is not this node's to do, and is freed if the others have it.
 
         Returns:
-            Whether this node speaks for the run: it has rank 0, or was the last one to leave.
+            Whether this node speaks for the run: it has rank 0, or nobody goes on without it.
 
         Raises:
             CheckpointError: it cannot be written; it stays in the node's memory.
         """
         if self._states is None:
             return False
-        speaks = self._nodes.may_write() and (self.course.leads or self._nodes.was_last)
+        speaks = self._nodes.may_write() and (self.course.leads or self._nodes.nobody_goes_on)
         if speaks:
             self.course.record_written(self._states.keep_newest(self.course.epoch, self.course.generation))
         elif self._nodes.others_go_on or self._nodes.has_finished:

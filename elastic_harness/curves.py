@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from numbers import Real
 from typing import Any, NamedTuple
 
+import pytorch_lightning as pl
 from lightning_fabric.utilities.rank_zero import rank_zero_only
-from pytorch_lightning.loggers import Logger, TensorBoardLogger
+from pytorch_lightning.loggers import TensorBoardLogger
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
 from elastic_harness.messages import Progress
@@ -28,9 +30,10 @@ _CALLS_A_BOUNDARY = 2**20
 
 
 class _Call(NamedTuple):
-    """One call of ``log_metrics``: when, of which logger, and its arguments."""
+    """One call of ``log_metrics``: when, after how many steps, of which logger, and its arguments."""
 
     number: int
+    steps: int
     logger: int
     metrics: dict[str, float]
     step: int
@@ -42,13 +45,14 @@ class Curves:
     Calls of the loggers are numbered by the boundaries before them, and counted between two of them.
 
     Args:
-        loggers: of the Trainer.
+        trainer: of the worker.
         progress: where rank 0 tells its agent of the newest call that it wrote.
         written: the number of the newest call that rank 0 of the generation before is known to have written.
     """
 
-    def __init__(self, loggers: Sequence[Logger], progress: Progress, written: int) -> None:
-        self._loggers = [each for each in loggers if isinstance(each, TensorBoardLogger)]
+    def __init__(self, trainer: pl.Trainer, progress: Progress, written: int) -> None:
+        self._loggers = [each for each in trainer.loggers if isinstance(each, TensorBoardLogger)]
+        self._loop = trainer.fit_loop.epoch_loop
         self._progress = progress
         self._written = written
         self._number = 0
@@ -69,13 +73,13 @@ class Curves:
         self._calls.extend(_Call(*call) for call in state.get("calls", ()))
         for index, logger in enumerate(self._loggers):
             calls = [call for call in self._calls if call.logger == index]
-            doubtful = [call.step for call in calls if call.number > self._written]
+            doubtful = [call.steps for call in calls if call.number > self._written]
             if doubtful:
                 _drop_from(min(doubtful), logger)
             for call in calls:
-                if doubtful and call.step >= min(doubtful):
+                if doubtful and call.steps >= min(doubtful):
                     logger.log_metrics(call.metrics, call.step)
-            self._take_down(index, logger)
+            self._record_calls_of(index, logger)
         self._progress.logged = self._number
 
     def reach_boundary(self) -> None:
@@ -89,14 +93,14 @@ class Curves:
         """For ``begin``."""
         return {"number": self._number, "calls": [tuple(call) for call in self._calls]}
 
-    def _take_down(self, index: int, logger: TensorBoardLogger) -> None:
+    def _record_calls_of(self, index: int, logger: TensorBoardLogger) -> None:
         write = logger.log_metrics
 
         def log_metrics(metrics: Mapping[str, Any], step: int | None = None) -> None:
             self._number += 1
             if step is not None:
                 scalars = {name: float(value) for name, value in metrics.items() if _is_scalar(value)}
-                self._calls.append(_Call(self._number, index, scalars, step))
+                self._calls.append(_Call(self._number, self._loop._batches_that_stepped, index, scalars, step))
             write(metrics=metrics, step=step)
             logger.save()  # it is written in a thread of its own
             self._progress.logged = self._number
@@ -112,4 +116,4 @@ def _drop_from(step: int, logger: TensorBoardLogger) -> None:
 
 
 def _is_scalar(value: Any) -> bool:
-    return isinstance(value, (int, float)) or getattr(value, "numel", lambda: 0)() == 1
+    return isinstance(value, Real) or getattr(value, "numel", lambda: 0)() == 1

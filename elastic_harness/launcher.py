@@ -124,7 +124,7 @@ class ElasticLauncher(_Launcher):
         with (
             _hooks_stay_in_workers(trainer),
             StopSignals(notices.grace_seconds) as stop,
-            nodes_of_run(self._strategy, trainer, args[0], folder, stop) as nodes,
+            nodes_of_run(self._strategy, trainer, args[0], folder, stop, self._display.line) as nodes,
             folder.in_use(),
         ):
             fingerprint = None
@@ -171,11 +171,15 @@ class ElasticLauncher(_Launcher):
             return ending.output
         except Stopped as stopped:
             ending.status, ending.notice = "preempted", stopped.notice
-            launch.nodes.leave()
+            if launch.nodes.others_can_go_on:  # at once; otherwise what this node holds is written first
+                launch.nodes.leave()
             raise
         except HarnessError as error:
             ending.failure = getattr(error, "summary", str(error))
-            if not isinstance(error, (ClusterError, ConfigError)):
+            unfit = launch.nodes.came_later and not course.made_progress and launch.nodes.others_can_go_on
+            if unfit:  # a node that cannot train does not take the others with it
+                launch.nodes.leave()
+            elif not isinstance(error, (ClusterError, ConfigError)):
                 launch.nodes.close(ending.failure)
             raise
         except Exception as error:

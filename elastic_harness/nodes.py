@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -30,7 +30,12 @@ _SETTLED = ("logical_world_size", "num_threads")
 
 @contextmanager
 def nodes_of_run(
-    strategy: ElasticStrategy, trainer: pl.Trainer, module: pl.LightningModule, folder: RunFolder, stop: StopSignals
+    strategy: ElasticStrategy,
+    trainer: pl.Trainer,
+    module: pl.LightningModule,
+    folder: RunFolder,
+    stop: StopSignals,
+    say: Callable[[str], None],
 ) -> Iterator[ElasticRendezvous]:
     """The rendezvous with the other nodes, which this one leaves at the end; ``strategy.elastic`` is settled.
 
@@ -42,6 +47,7 @@ def nodes_of_run(
         module: what is trained.
         folder: the run's folder.
         stop: ends the waiting for others.
+        say: shows a sentence.
 
     Raises:
         ConfigError: the run cannot be trained exactly, or was started with other numbers.
@@ -59,7 +65,7 @@ def nodes_of_run(
             raise Stopped(stop.first.number, stop.first.notice)
         if handler is not None and handler.is_spare and not is_told:
             nodes = strategy.elastic.max_nodes
-            print(f"elastic.max_nodes={nodes} nodes train: this one is a spare, and waits until it is needed")  # noqa: T201
+            say(f"elastic.max_nodes={nodes} nodes train: this one is a spare, and waits until it is needed")
             is_told = True
 
     if trainer.state.fn != TrainerFn.FITTING:
@@ -81,7 +87,7 @@ def nodes_of_run(
     )
     try:
         if given.max_nodes > 1:
-            _agree(strategy, given, handler)
+            _agree(strategy, given, handler, say)
         yield handler
     finally:
         handler.shutdown()
@@ -103,12 +109,14 @@ def _settle(
     return strategy.elastic if recorded else given
 
 
-def _agree(strategy: ElasticStrategy, given: ElasticConfig, handler: ElasticRendezvous) -> None:
+def _agree(
+    strategy: ElasticStrategy, given: ElasticConfig, handler: ElasticRendezvous, say: Callable[[str], None]
+) -> None:
     """Take over what the first node has settled."""
     try:
         agreed = handler.settle()
     except RendezvousGracefulExitError as error:
-        print(error)  # noqa: T201
+        say(str(error))
         raise SystemExit(0) from error
     except RendezvousClosedError as error:
         raise TrainingFailed(str(error)) from error

@@ -59,7 +59,7 @@ class Result:
         return cls(
             status=status,
             failure=failure,
-            step=events[-1]["step"],
+            step=timeline.last_step(),
             epoch=output.epoch if output else evaluated.get("epoch"),
             metrics=finite(output.callback_metrics) if output else evaluated.get("metrics", {}),
             weights_sha256=weights_sha256(output.state_dict) if output and output.state_dict else None,

@@ -170,12 +170,13 @@ class ElasticStrategy(DDPStrategy):
 
     def _collective_timeout(self) -> timedelta | None:
         """Longer than the watchdog takes, which knows better who holds up the others."""
-        limit = self.watchdog.hang_timeout
         if not self.watchdog.enabled:
             return self._timeout
-        if limit is None:
-            return timedelta(days=1)
-        return timedelta(seconds=max(2 * limit, self.watchdog.startup_timeout))
+        limit = self.watchdog.hang_timeout
+        return max(
+            timedelta(days=1) if limit is None else timedelta(seconds=2 * limit),
+            timedelta(seconds=2 * self.watchdog.startup_timeout),
+        )
 
     def prepare(self, trainer: pl.Trainer) -> None:
         """Set up a worker's Trainer for the consistency that was asked for; comes after ``join``."""

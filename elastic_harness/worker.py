@@ -74,6 +74,7 @@ def main(
         connection: takes the messages for the agent.
         state: see ``ProcessState``.
     """
+    faulthandler.register(STACKS_SIGNAL, file=2, all_threads=True)  # from here on it does not end the process
     progress.started = True
     _detach(assignment)
     send = _one_at_a_time(connection.send)
@@ -116,7 +117,6 @@ def _detach(assignment: Assignment) -> None:
     os.close(log)
     hold_lock(assignment.lock_path)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    faulthandler.register(STACKS_SIGNAL, file=2, all_threads=True)
     sys.stderr.writelines(zygote.failed_preloads)
     zygote.die_with_it()
     threading.Thread(target=_end_with_agent, name="end-with-agent", daemon=True).start()
@@ -161,7 +161,7 @@ def _run(
             bound.arguments["ckpt_path"] = path
             if step >= 0:
                 bound.arguments["weights_only"] = True
-        curves = Curves(trainer.loggers, progress, assignment.logged)
+        curves = Curves(trainer, progress, assignment.logged)
         if assignment.generation > 0:
             curves.drop_from(max(step, 0))
         if trainer.strategy.is_exact:  # type: ignore[attr-defined]
@@ -283,5 +283,6 @@ def _leave(
             call._interrupt(trainer, exception)
         except Exception:
             traceback.print_exc()
+        timer.cancel()
     end()
     raise AssertionError("unreachable")

@@ -212,20 +212,32 @@ class ElasticRendezvous(RendezvousHandler):
         return self._member.told == FINISHED
 
     @property
-    def was_last(self) -> bool:
-        """This node has left, and nobody goes on: none was there any more, or they need the store that it hosts."""
-        return self._rules.private or self._hosts or self._member.was_last is True
+    def others_can_go_on(self) -> bool:
+        """Whether other nodes have what this one has, and do not need it for more."""
+        with self._contact.seen:
+            return self._member.others_work and not self._hosts
+
+    @property
+    def nobody_goes_on(self) -> bool:
+        """Whether the run stops with this node, which has left or is about to."""
+        if self._member.phase is Phase.OUT:
+            return self._rules.private or self._member.was_last is True
+        return self._member.told is None and not self.others_can_go_on
 
     @property
     def others_go_on(self) -> bool:
         """This node has left, and was not the last one."""
-        return self._member.was_last is False and not self._hosts
+        return self._member.was_last is False
+
+    @property
+    def came_later(self) -> bool:
+        """Whether this node joined a launch that had begun without it."""
+        return self._member.came_later
 
     def may_write(self) -> bool:
         """Whether this node may write for the run: nobody else can have taken its place."""
         with self._contact.seen:
-            has_left = self._member.phase is Phase.OUT
-            return (has_left and self.was_last) or self._member.may_write(time.monotonic())
+            return self._member.may_write(time.monotonic())
 
     @property
     def _hosts(self) -> bool:

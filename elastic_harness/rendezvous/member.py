@@ -59,6 +59,7 @@ class Member:
         self._outcome: str | None = None
         self._done = False
         self.was_last: bool | None = None  # when it left; None: it has not, or it is not known
+        self.came_later = False  # the launch had begun without it
 
     # -- what the node wants -------------------------------------------------------------------------------------
 
@@ -127,7 +128,13 @@ class Member:
             return True
         if self.phase is Phase.OUT:
             return self.was_last is True
-        return self._id in self.state.nodes and self.wrote is not None and now - self.wrote < self._rules.fence
+        living = [name for name in self.state.members if name not in self._dead]  # the first one leads
+        return living[:1] == [self._id] and self.wrote is not None and now - self.wrote < self._rules.fence
+
+    @property
+    def others_work(self) -> bool:
+        """Whether other nodes of the newest round are there, which have what this one has."""
+        return any(name != self._id and name not in self._dead for name in self.state.members)
 
     @property
     def joined(self) -> Round | None:
@@ -242,8 +249,8 @@ class Member:
         self.wrote = began
         if self._id in state.nodes:
             self._launch = state.launch
-        if self.phase is Phase.OUT:
-            self.was_last = state.nodes.keys() <= self._dead
+        if self.phase is Phase.OUT and self._id not in state.nodes:
+            self.was_last = not self.others_work
 
     def _next(self, state: State, now: float) -> State:
         if self.phase is Phase.OUT:
@@ -274,6 +281,7 @@ class Member:
         me = replace(self._node, ready=True, rank=None)
         if state.outcome is not None or not state.nodes:
             return new_launch(state, {self._id: me}, self._settled)
+        self.came_later = state.size > 0
         return with_node(state, self._id, me)
 
     def _work_on(self, state: State) -> State:

@@ -43,7 +43,7 @@ class Run:
                 command,
                 cwd=cwd,
                 env={
-                    **os.environ,
+                    **{name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
                     "OMP_NUM_THREADS": "1",
                     "PYTHONPATH": os.pathsep.join([str(MODULES), str(PROJECT)]),
                     **environment,

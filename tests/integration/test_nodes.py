@@ -186,6 +186,29 @@ def test_nodes_when_the_host_of_the_store_leaves_then_the_same_command_goes_on_w
     assert leader.result["weights_sha256"] == undisturbed(start_node)["weights_sha256"]
 
 
+def test_nodes_when_a_newcomer_cannot_train_then_it_leaves_and_the_others_go_on(
+    start_node: StartNode, tmp_path: Path
+) -> None:
+    course = Gated(tmp_path, 5, 17)
+    group = (*c10d(1, 2), *course.overrides)
+    one = start_node("one", "own_1", *group)
+    course.wait_at(5, one)
+    missing = tmp_path / "missing"
+    unfit = start_node("two", "own_2", *group, f"+callbacks.a={{_target_: probes.NeedsFile, path: {missing}}}")
+    unfit.finish(code=1)
+    assert "FileNotFoundError" in unfit.stderr
+    alone = wait_for_world(one, 1, after=1)
+    missing.touch()
+    fit = start_node("two", "own_2", *group)
+    wait_for_world(one, 2, after=alone)
+    course.open(5)
+    course.open(17)
+    for node in (one, fit):
+        node.finish()
+    assert one.result["steps_lost"] == 0
+    assert one.result["weights_sha256"] == undisturbed(start_node)["weights_sha256"]
+
+
 def test_nodes_when_a_frozen_one_wakes_up_then_it_writes_nothing_into_the_run_of_the_others(
     start_node: StartNode, tmp_path: Path, etcd: Etcd
 ) -> None:

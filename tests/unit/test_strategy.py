@@ -8,6 +8,7 @@ import pytorch_lightning as pl
 import torch
 
 from elastic_harness import CheckpointConfig, ElasticConfig, ElasticStrategy, ObjectiveConfig, RestartConfig
+from elastic_harness.config import WatchdogConfig
 from elastic_harness.errors import ConfigError
 from recipes.digits_mlp.module import DigitsData, DigitsMLP
 
@@ -50,3 +51,20 @@ def test_fit_when_refused_before_any_worker_starts_then_no_hook_runs_here(tmp_pa
     assert not saved.exists()
     assert {entry.name for entry in (tmp_path / "elastic").iterdir()} == {".lock", ".workers.lock", "checkpoints"}
     assert list((tmp_path / "elastic" / "checkpoints").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("watchdog", "seconds"),
+    [
+        ({"hang_timeout": 100.0, "startup_timeout": 50.0}, 200.0),
+        ({"hang_timeout": 10.0, "startup_timeout": 50.0}, 100.0),
+        ({}, 86400.0),
+        ({"startup_timeout": 90000.0}, 180000.0),
+    ],
+)
+def test_collective_timeout_when_workers_are_watched_then_the_watchdog_is_first(
+    watchdog: dict[str, float], seconds: float
+) -> None:
+    timeout = ElasticStrategy(watchdog=WatchdogConfig(**watchdog))._collective_timeout()
+    assert timeout is not None
+    assert timeout.total_seconds() == seconds

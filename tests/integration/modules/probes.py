@@ -104,6 +104,17 @@ class GlobalsProbe(pl.Callback):
             self.path.write_text(json.dumps(facts))
 
 
+class NeedsFile(pl.Callback):
+    """Raises where a file is not there."""
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path)
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        if not self.path.exists():
+            raise FileNotFoundError(self.path)
+
+
 class CollectiveTimeout(pl.Callback):
     """Writes how many seconds a collective may take."""
 

@@ -300,3 +300,44 @@ def test_state_when_it_is_not_one_then_it_is_refused() -> None:
     for content in (b"{}", b"[1]", b'{"nodes": 3}', b"no json"):
         with pytest.raises(ValueError):  # noqa: PT011  (json's own or ours)
             State.from_bytes(content)
+
+
+def test_may_write_when_a_frozen_leader_comes_back_as_a_spare_then_it_may_not() -> None:
+    cluster = Cluster()
+    cluster.start("a", "b", "c")
+    assert cluster.work(1) == {"a": 0, "b": 1, "c": 2}
+    assert [cluster.members[name].may_write(cluster.now) for name in "abc"] == [True, False, False]
+    cluster.start("d")
+    cluster.silent.add("a")
+    cluster.pass_time(3)
+    cluster.rejoin("b", "c")
+    cluster.work(1)
+    assert cluster.members["b"].may_write(cluster.now)
+    cluster.silent.clear()
+    cluster.rejoin("a")
+    cluster.pass_time(3)
+    assert cluster.members["a"].is_spare
+    assert not cluster.members["a"].may_write(cluster.now)
+
+
+def test_others_work_when_only_a_spare_is_left_then_nobody_has_what_this_node_has() -> None:
+    cluster = Cluster(Rules(1, 2, last_call=0.0, interval=0.5, attempts=4))
+    cluster.start("a", "b")
+    assert cluster.work(1) == {"a": 0, "b": 1}
+    cluster.start("c")
+    cluster.pass_time(1)
+    assert cluster.members["a"].others_work
+    cluster.members["b"].leave()
+    cluster.pass_time(0.2)
+    assert not cluster.members["a"].others_work
+    assert cluster.members["b"].was_last is False
+    cluster.members["a"].leave()
+    cluster.pass_time(0.2)
+    assert cluster.members["a"].was_last is True
+
+
+def test_came_later_when_the_launch_had_begun_without_it_then_it_is_true(two: Cluster) -> None:
+    late = two.start("c")
+    two.pass_time(1)
+    assert late.came_later
+    assert not two.members["a"].came_later
