@@ -30,13 +30,13 @@ from elastic_harness.curves import ALL_WRITTEN
 from elastic_harness.diagnosis import first_failure, out_of_memory_kills
 from elastic_harness.display import Display
 from elastic_harness.errors import ClusterError, Stopped, TrainingFailed
-from elastic_harness.job_failures import JobFailures
 from elastic_harness.local_worker import LocalWorker, dismiss, end
 from elastic_harness.messages import Assignment
 from elastic_harness.process_state import ProcessState
 from elastic_harness.rendezvous import Change, ElasticRendezvous, Kind
 from elastic_harness.rescue import rescue
 from elastic_harness.restart import Failure, RestartPolicy
+from elastic_harness.run_failures import RunFailures
 from elastic_harness.run_folder import RunFolder
 from elastic_harness.stop_signals import StopSignals
 from elastic_harness.watchdog import Watchdog, hang
@@ -96,7 +96,7 @@ class ElasticAgent(LocalElasticAgent):
         self._payload = zygote.context().RawArray(ctypes.c_char, len(payload))
         ctypes.memmove(self._payload, payload, len(payload))
         self._nodes = nodes
-        self._failures = JobFailures(nodes, stop)
+        self._failures = RunFailures(nodes, stop)
         self._state = state
         self._policy = policy
         self._folder = folder

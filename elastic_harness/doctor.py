@@ -125,7 +125,10 @@ def _rendezvous(run: RunConfig) -> str:
     address = rendezvous.address_of_this_node(config)
     if config.endpoint is None:
         return f"{config.backend} on this node alone"
-    rendezvous.connect(config, "doctor", lambda: None)
+    backend = rendezvous.connect(config, "doctor", lambda: None)
+    if getattr(backend, "hosts", False):
+        place = f"nobody hosts the store at {rendezvous.spelt(config)} yet, this node would"
+        return f"{config.backend}: {place}; the others reach it at {address}"
     return f"{config.backend} at {rendezvous.spelt(config)} answers; the others reach this node at {address}"
 
 

@@ -103,7 +103,7 @@ class ElasticLauncher(_Launcher):
             kwargs: its keyword arguments.
 
         Returns:
-            What the function returned on rank 0.
+            What the function returned on this node's first worker.
 
         Raises:
             ConfigError: the module does not pickle, the run folder is not usable, a main guard is missing.

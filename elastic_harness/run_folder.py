@@ -7,8 +7,8 @@ logs/generation_<k>/rank_<r>.log    output of each worker; never deleted
 logs/agent_<node>.log               what the agent did
 events.jsonl                        the timeline
 result.json                         how it ended
-.lock, .workers.lock                held while it is in use
-.node_memory, .states/<node>        what its part of the machines' memory is called; states, where that is small
+.lock, .workers.lock                held while it is in use; with several nodes each has its own
+.node_memory, .states_<node>        what its part of the machines' memory is called; states, where that is small
 """
 
 from __future__ import annotations

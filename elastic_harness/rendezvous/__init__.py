@@ -47,7 +47,7 @@ def create(
         workers: workers of this node.
         newest_generation: the newest generation that this node's run folder knows of; -1: none.
         settled: what this node settles for all if it is the first of a launch; plain JSON.
-        on_wait: called at least every second while something is waited for; may raise to give up.
+        on_wait: called again and again while something is waited for; may raise to give up.
 
     Raises:
         ConfigError: the endpoint is not what it should be, a package is missing, a local address is none.

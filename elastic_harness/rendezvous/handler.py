@@ -54,7 +54,7 @@ class ElasticRendezvous(RendezvousHandler):
         settled: what this node settles for all if it is the first of a launch, for example the number of logical ranks.
         join_timeout: seconds that ``next_rendezvous`` waits for enough nodes; a spare waits as long as the run lasts.
         endpoint: as it is named in errors.
-        on_wait: called at least every tenth of a second while ``next_rendezvous`` waits; may raise to give up.
+        on_wait: called again and again while ``next_rendezvous`` waits; may raise to give up.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The failures of a job: those of all nodes, each counted once, for the restart budget is the job's."""
+"""The failures of a run: those of all nodes, each counted once, for the restart budget is the run's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from elastic_harness.restart import Failure
 from elastic_harness.stop_signals import StopSignals
 
 
-class JobFailures:
+class RunFailures:
     """What this node tells the others of failures, and hears of theirs.
 
     Args:

@@ -1,4 +1,4 @@
-"""Failures of a job are counted once, and a node that only lost its peers hears why."""
+"""Failures of a run are counted once, and a node that only lost its peers hears why."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 
 from elastic_harness import rendezvous
 from elastic_harness.config import RendezvousConfig
-from elastic_harness.job_failures import JobFailures
 from elastic_harness.rendezvous import ElasticRendezvous, Kind
 from elastic_harness.restart import Failure
+from elastic_harness.run_failures import RunFailures
 from elastic_harness.stop_signals import StopSignals
 
 KILLED = Failure(1, "signal", "SIGKILL", step=3, traceback="long")
@@ -28,7 +28,7 @@ def nodes() -> Iterator[ElasticRendezvous]:
 def test_charge_when_a_failure_is_new_then_it_counts_once_and_keeps_its_traceback_here(
     nodes: ElasticRendezvous,
 ) -> None:
-    failures = JobFailures(nodes, StopSignals())
+    failures = RunFailures(nodes, StopSignals())
     assert nodes.round is not None
     generation = nodes.round.generation
     assert failures.charge(KILLED, generation) == [KILLED]
@@ -42,7 +42,7 @@ def test_charge_when_a_failure_is_new_then_it_counts_once_and_keeps_its_tracebac
 
 
 def test_cause_elsewhere_when_there_is_no_other_node_then_there_is_none(nodes: ElasticRendezvous) -> None:
-    assert JobFailures(nodes, StopSignals()).cause_elsewhere(0, lambda: None) is None
+    assert RunFailures(nodes, StopSignals()).cause_elsewhere(0, lambda: None) is None
 
 
 def test_cause_elsewhere_when_another_node_has_told_then_that_is_it(
@@ -52,6 +52,6 @@ def test_cause_elsewhere_when_another_node_has_told_then_that_is_it(
     nodes.charge_restart({**asdict(KILLED), "cause": "rank 1 on b was killed"})
     joined = replace(nodes.round, members={"a": nodes._node, "b": nodes._node})
     monkeypatch.setattr(type(nodes), "round", property(lambda _: joined))
-    change = JobFailures(nodes, StopSignals()).cause_elsewhere(joined.generation, lambda: None)
+    change = RunFailures(nodes, StopSignals()).cause_elsewhere(joined.generation, lambda: None)
     assert change is not None
     assert (change.kind, change.text) == (Kind.REOPENED, "rank 1 on b was killed")
