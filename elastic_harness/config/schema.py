@@ -180,7 +180,7 @@ class WatchdogConfig:
         enabled: whether they are watched.
         hang_timeout: how long nothing may move: no batch, no validation, no hook, no saving. null is learned: 20 times
             the longest pause there was, and no less than 300.
-        startup_timeout: the longest pause in a start, up to the end of the first batch, and before that of a validation.
+        startup_timeout: the same in a start, up to the end of the first batch, and before the first of a validation.
         straggler_factor: a worker that takes so many times the median for its own part of a step is named, once.
         straggler_seconds: over which that is measured.
     """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 import torch
 from torchvision.io import encode_jpeg
 
+from tests.integration import sample_data
 from tests.integration.conftest import PROJECT, Run
 
 SMALL = ("data=imagenet", "data.image_size=32", "data.resize_size=32", "data.num_workers=1", "data.batch_size=4")
@@ -122,15 +122,6 @@ def test_run_when_the_folder_does_not_fit_then_exit_code_2_and_no_worker_d05(
 EXPERIMENTS = sorted(path for folder in ("conf", "recipes") for path in (PROJECT / folder).rglob("experiment/*.yaml"))
 
 
-def fashion_mnist(folder: Path) -> Path:
-    """Eight images in the four files of Fashion-MNIST, two of them packed."""
-    for split, opener, end in (("train", Path.open, ""), ("t10k", gzip.open, ".gz")):
-        for name, sizes, data in (("images-idx3", (8, 28, 28), bytes(8 * 784)), ("labels-idx1", (8,), bytes(range(8)))):
-            with opener(folder / f"{split}-{name}-ubyte{end}", "wb") as file:  # type: ignore[operator]
-                file.write(bytes([0, 0, 8, len(sizes)]) + b"".join(size.to_bytes(4) for size in sizes) + data)
-    return folder
-
-
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda path: path.stem)
 def test_experiment_when_run_for_two_steps_then_finishes(
     start: Callable[..., Run], tree: Path, tmp_path: Path, experiment: Path
@@ -139,7 +130,8 @@ def test_experiment_when_run_for_two_steps_then_finishes(
     if "override /data: imagenet\n" in experiment.read_text():
         images = [f"data.root={tree}", "data.num_classes=2", "data.num_workers=0"]
     elif "root: ???" in experiment.read_text():
-        images = [f"data.root={fashion_mnist(tmp_path)}"]
+        make = {"fashion_mnist_cnn": sample_data.fashion_mnist, "cifar_resnet": sample_data.cifar10}[experiment.stem]
+        images = [f"data.root={make(tmp_path)}"]
     run = start(
         *ONE_EPOCH,
         "trainer.accelerator=cpu",

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from elastic_harness import recipes
+from tests.integration import sample_data
 from tests.integration.conftest import PROJECT, Run, traced
 
 EXPERIMENTS = [each.name for each in recipes.list_experiments(PROJECT) if each.recipe is not None]
@@ -55,6 +56,8 @@ def test_recipe_when_trained_by_one_or_by_two_and_one_is_killed_then_the_weights
         if not FASHION_MNIST.is_dir():
             pytest.skip("needs Debian's dataset-fashion-mnist")
         overrides = (f"data.root={FASHION_MNIST}",)
+    if experiment == "cifar_resnet":
+        overrides = (f"data.root={sample_data.cifar10(tmp_path)}",)
     expected, found = weights_of(start, tmp_path, experiment, *overrides)
     assert found == expected
 

@@ -1,0 +1,1 @@
+"""ResNet for CIFAR-10."""
