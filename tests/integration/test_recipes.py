@@ -62,6 +62,19 @@ def test_recipe_when_trained_by_one_or_by_two_and_one_is_killed_then_the_weights
     assert found == expected
 
 
+def test_recipe_when_it_lies_outside_of_the_project_then_config_dir_finds_it(
+    start: Callable[..., Run], tmp_path: Path
+) -> None:
+    folder, recipe = tmp_path / "elsewhere", PROJECT / "recipes" / "digits_mlp"
+    (folder / "experiment").mkdir(parents=True)
+    (folder / "elsewhere.py").write_text((recipe / "module.py").read_text())
+    config = (recipe / "experiment" / "digits_mlp.yaml").read_text()
+    (folder / "experiment" / "mine.yaml").write_text(config.replace("recipes.digits_mlp.module", "elsewhere"))
+    run = start(f"--config-dir={folder}", "trainer.max_epochs=1", experiment="mine", PYTHONPATH=str(folder))
+    run.finish()
+    assert run.result["step"] == 12
+
+
 @pytest.mark.parametrize("callbacks", sorted(path.stem for path in (PROJECT / "conf" / "callbacks").glob("*.yaml")))
 def test_callback_when_trained_by_one_or_by_two_and_one_is_killed_then_the_weights_are_the_same(
     start: Callable[..., Run], tmp_path: Path, callbacks: str
