@@ -24,6 +24,7 @@ from datetime import datetime
 from pathlib import Path
 
 import hydra
+from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
@@ -102,7 +103,7 @@ def parse_composed(cfg: DictConfig, problems: Sequence[str] = ()) -> RunConfig:
     """
     hydra_cfg = HydraConfig.get()
     run_dir = hydra_cfg.runtime.output_dir
-    problems = [*base_60_numbers(hydra_cfg), *problems]
+    problems = [*base_60_numbers(hydra_cfg), *_contradicting_direction(cfg, hydra_cfg), *problems]
     nodes, identity = OmegaConf.select(cfg, "elastic.max_nodes"), _identity(cfg)
     if isinstance(nodes, int) and nodes > 1 and not identity:
         problems.append(unnamed_run(nodes))
@@ -117,6 +118,18 @@ def parse_composed(cfg: DictConfig, problems: Sequence[str] = ()) -> RunConfig:
     if run.elastic.max_nodes > 1 and identity == "folder":
         run.run_id = run_dir.strip(os.sep).replace(os.sep, ".")
     return run
+
+
+def _contradicting_direction(cfg: DictConfig, hydra_cfg: HydraConf) -> list[str]:
+    """A sweeper that looks for the worst."""
+    chosen = (hydra_cfg.sweeper or {}).get("direction")
+    direction = OmegaConf.select(cfg, "objective.direction")
+    right = {"max": "maximize", "min": "minimize"}.get(direction)
+    if chosen is None or right is None or getattr(chosen, "name", chosen) == right:
+        return []
+    name = getattr(chosen, "name", chosen)
+    text = f"hydra.sweeper.direction={name} contradicts objective.direction={direction}"
+    return [f"{text}: use hydra.sweeper.direction={right}."]
 
 
 def _identity(cfg: DictConfig) -> str | None:

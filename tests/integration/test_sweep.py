@@ -123,6 +123,30 @@ def test_sweep_when_a_worker_is_killed_and_then_all_is_stopped_then_the_same_com
     assert (sweep / "sweep.csv").read_bytes() == (tmp_path / "undisturbed" / "sweep.csv").read_bytes()
 
 
+def test_sweep_when_optuna_chooses_then_a_bad_trial_and_a_killed_worker_do_not_end_it(
+    start: Callable[..., Run], tmp_path: Path
+) -> None:
+    sweep, storage = tmp_path / "sweep", f"sqlite:///{tmp_path / 'study.db'}"
+    optuna = ("hydra/sweeper=optuna", "hydra.sweeper.n_trials=6", "hydra.sweeper.n_jobs=1", "trainer.max_epochs=10")
+    optuna = (*optuna, "hydra.sweeper.study_name=a", f"hydra.sweeper.storage={storage}")
+    optuna = (*optuna, "objective.metric=val/loss", "objective.direction=min")
+    arguments = ("-m", *optuna, f"hydra.sweep.dir={sweep}", "hydra.sweeper.max_failure_rate=1.0")
+    wrong = start(*arguments, "hydra.sweeper.n_trials=1", "hydra.sweeper.direction=maximize", "optimizer.lr=0.1")
+    wrong.finish(code=2)
+    assert "hydra.sweeper.direction=maximize contradicts objective.direction=min" in wrong.stderr
+
+    run = start(*arguments, "hydra.sweeper.study_name=b", "optimizer.lr=choice(0.1,nan,0.2)")
+    run.folder = sweep / "2"
+    run.wait_for_checkpoint(20)
+    os.kill(run.workers()[0], signal.SIGKILL)
+    run.finish(code=run.process.wait(120))
+    rows = list(csv.DictReader((sweep / "sweep.csv").read_text().splitlines()))
+    assert [row["job"] for row in rows] == [str(number) for number in range(6)]
+    for row in rows:
+        assert row["status"] == ("failed" if row["optimizer.lr"] == "nan" else "finished")
+    assert (run.process.returncode == 1) == any(row["optimizer.lr"] == "nan" for row in rows)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
 def test_sweep_when_stopped_then_it_ends_with_all_its_processes(
     start: Callable[..., Run], tmp_path: Path, number: signal.Signals
