@@ -102,9 +102,9 @@ def _packages(_: RunConfig) -> str:
 
 
 def _targets(run: RunConfig) -> str:
-    from elastic_harness.config.targets import check_targets
+    from elastic_harness.entry.build import model_and_data
 
-    check_targets(run)
+    model_and_data(run)
     return f"{run.model['_target_']}, {run.data['_target_']}"
 
 

@@ -213,6 +213,8 @@ class ElasticLauncher(_Launcher):
                 self._display.line(f"result.json cannot be written into {launch.folder.path} ({error.strerror})")
         elif ending.status == "failed" and launch.states.memory.newest() is not None:
             self._display.line(_KEPT_IN_MEMORY)
+        elif ending.status == "finished":
+            self._display.line("finished; what rank 0 wrote, result.json too, is in the run folder of its node")
         elif launch.nodes.others_go_on:
             self._display.line(f"this node has left after step {agent.course.step}; the other nodes go on")
 

@@ -7,11 +7,14 @@ last hook, and what comes next is part of the state.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any
 
 import pytorch_lightning as pl
+from pytorch_lightning.loops import fetchers
 from pytorch_lightning.loops.fetchers import _DataFetcher
 from pytorch_lightning.loops.fit_loop import _FitLoop
 from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
@@ -67,12 +70,14 @@ class ElasticEpochLoop(_TrainingEpochLoop):
     def advance(self, data_fetcher: _DataFetcher) -> None:
         if self.resumed is Next.VALIDATION:
             return
-        super().advance(data_fetcher)
+        with _not_the_end_of_data():
+            super().advance(data_fetcher)
         if self._should_check_val_fx(data_fetcher):
             self.reach(Next.VALIDATION)
 
     def on_advance_end(self, data_fetcher: _DataFetcher) -> None:
-        super().on_advance_end(data_fetcher)
+        with _not_the_end_of_data():
+            super().on_advance_end(data_fetcher)
         self.resumed = None
         self.reach(Next.BATCH)
 
@@ -83,6 +88,18 @@ class ElasticEpochLoop(_TrainingEpochLoop):
         super().on_load_checkpoint(state_dict)
         following = state_dict.get(_NEXT)  # none in a checkpoint that a hook has taken
         self.resumed = Next(following) if following else None
+
+
+@contextmanager
+def _not_the_end_of_data() -> Iterator[None]:
+    """A StopIteration of the user's code would end the epoch, on this worker alone."""
+    try:
+        yield
+    except StopIteration as error:
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        if frame.f_code.co_filename == fetchers.__file__:
+            raise
+        raise RuntimeError(f"StopIteration was raised in {frame.f_code.co_name}") from error
 
 
 class ElasticFitLoop(_FitLoop):

@@ -6,15 +6,17 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytorch_lightning as pl
+import yaml
 from pytorch_lightning.trainer.states import TrainerFn
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousGracefulExitError
 
 from elastic_harness import rendezvous
+from elastic_harness.checkpoint.fingerprint import differences, fingerprint_of
 from elastic_harness.config import ElasticConfig, RendezvousConfig
-from elastic_harness.errors import Stopped, TrainingFailed
+from elastic_harness.errors import ConfigError, Stopped, TrainingFailed
 from elastic_harness.exact.refused import refuse_inexact_training
 from elastic_harness.exact.settled import settle
 from elastic_harness.rendezvous import ElasticRendezvous
@@ -50,7 +52,7 @@ def nodes_of_run(
         say: shows a sentence.
 
     Raises:
-        ConfigError: the run cannot be trained exactly, or was started with other numbers.
+        ConfigError: the run cannot be trained exactly, was started with other numbers, or is another one elsewhere.
         ClusterError: the others cannot be reached.
         TrainingFailed: the run has failed on another node.
         SystemExit: the run has finished without this node.
@@ -82,7 +84,7 @@ def nodes_of_run(
         given,
         workers=strategy.num_processes,
         newest_generation=folder.next_generation() - 1,
-        settled={name: getattr(strategy.elastic, name) for name in _SETTLED},
+        settled={**{name: getattr(strategy.elastic, name) for name in _SETTLED}, "run": _defined_by(strategy)},
         on_wait=wait,
     )
     try:
@@ -109,6 +111,12 @@ def _settle(
     return strategy.elastic if recorded else given
 
 
+def _defined_by(strategy: ElasticStrategy) -> dict[str, Any]:
+    """What defines the run, but for what is settled."""
+    fingerprint = fingerprint_of(yaml.safe_load(strategy.config_yaml or "{}"))
+    return {key: value for key, value in fingerprint.items() if not key.startswith("elastic.")}
+
+
 def _agree(
     strategy: ElasticStrategy, given: ElasticConfig, handler: ElasticRendezvous, say: Callable[[str], None]
 ) -> None:
@@ -120,5 +128,12 @@ def _agree(
         raise SystemExit(0) from error
     except RendezvousClosedError as error:
         raise TrainingFailed(str(error)) from error
+    lines = differences(agreed["run"], _defined_by(strategy))
+    if lines:
+        raise ConfigError(
+            f"run_id={strategy.run_id} is a run of other nodes, and this node would train something else:\n"
+            + "\n".join(lines)
+            + "\nStart all nodes with the same words, or this run with another run_id."
+        )
     elastic = settle(given, agreed, strategy.num_processes, 1)
     strategy.elastic = replace(elastic, num_threads=agreed["num_threads"])

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from multiprocessing import Pipe
 from types import TracebackType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from elastic_harness.errors import Stopped
 
@@ -22,10 +22,12 @@ _LEAVING_SECONDS = 5.0
 
 @contextlib.contextmanager
 def raising() -> Iterator[None]:
-    """While it lasts, a stop signal raises ``Stopped`` where the program is; for the time before and after a run."""
+    """While it lasts, a stop signal raises ``Stopped`` where the program is, unless signals are on ``hold``."""
 
-    def stop(number: int, _: object) -> NoReturn:
-        raise Stopped(number)
+    def stop(number: int, _: object) -> None:
+        if not _Held.on:
+            raise Stopped(number)
+        _Held.number = _Held.number or number
 
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     caught = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
@@ -36,6 +38,27 @@ def raising() -> Iterator[None]:
     finally:
         for number in caught:
             signal.signal(number, before[number])
+
+
+class _Held:
+    """Whether stop signals are only noted, and the first one that was."""
+
+    on = False
+    number: int | None = None
+
+
+def hold() -> None:
+    """Only note stop signals until ``release``: much of what others wrote is not made to be left at any point, such as
+    imports, and C++ that is being initialised."""
+    _Held.on = True
+
+
+def release() -> None:
+    """Raise ``Stopped`` again where a stop signal comes, and at once if one has come meanwhile."""
+    _Held.on = False
+    number, _Held.number = _Held.number, None
+    if number is not None:
+        raise Stopped(number)
 
 
 class Shielded:

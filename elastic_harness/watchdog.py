@@ -173,5 +173,6 @@ def _log_of(worker: LocalWorker) -> bytes:
 
 
 def _main_thread(stacks: str) -> str:
-    """The part of a dump that is about the thread that trains."""
-    return next((part for part in _THREAD.split(stacks) if _MAIN_THREAD.search(part)), "")
+    """The part of a dump that is about the thread that trains, from where it is up to where the worker begins."""
+    found = ((part, _MAIN_THREAD.search(part)) for part in _THREAD.split(stacks))
+    return next((part[: match.end()] for part, match in found if match), "")

@@ -28,8 +28,10 @@ from collections.abc import Iterator, Sequence
 from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
+from elastic_harness import stop_signals
 from elastic_harness.stop_signals import STOP_SIGNALS
 
 EXIT_CODE_OF_ORPHANS = 255
@@ -84,7 +86,11 @@ def start_from_here(modules: Sequence[str] = ()) -> None:
     if pid() is not None or threading.active_count() > 1:
         start(modules)
         return
-    _import([*ALWAYS, *modules])
+    stop_signals.hold()
+    try:
+        _import_all(modules)
+    finally:
+        stop_signals.release()
     context().set_forkserver_preload([])
     resource_tracker.ensure_running()  # a new interpreter, as ever
     with mock.patch.object(util, "spawnv_passfds", _fork_in_place_of_spawn):
@@ -123,7 +129,7 @@ def stop() -> None:
 @contextlib.contextmanager
 def _instructions(modules: Sequence[str]) -> Iterator[None]:
     """What a zygote that is started meanwhile finds in its environment."""
-    os.environ[PRELOAD_VARIABLE] = json.dumps({"sys_path": sys.path, "modules": [*ALWAYS, *modules]})
+    os.environ[PRELOAD_VARIABLE] = json.dumps({"sys_path": sys.path, "modules": list(modules)})
     try:
         yield
     finally:
@@ -193,7 +199,18 @@ def _ignore_stop_signals() -> None:
 def _preload(sys_path: list[str], modules: list[str]) -> None:
     _ignore_stop_signals()
     sys.path[:] = sys_path
+    _import_all(modules)
+
+
+def _import_all(modules: Sequence[str]) -> None:
+    _import(ALWAYS)
+    torch: Any = sys.modules.get("torch")
+    threads = torch.get_num_threads() if torch else 1
+    if torch:
+        torch.set_num_threads(1)  # what a module computes when it is imported starts no threads then
     _import(modules)
+    if torch:
+        torch.set_num_threads(threads)
 
 
 def _import(modules: Sequence[str]) -> None:
@@ -203,7 +220,7 @@ def _import(modules: Sequence[str]) -> None:
     for module in (*modules, *filter(importlib.util.find_spec, IF_INSTALLED)):
         try:
             importlib.import_module(module)
-        except Exception:
+        except (Exception, SystemExit):
             # The parent meets the same error when it builds the run, and reports it.
             failed_preloads.append(f"{module} could not be imported beforehand:\n{traceback.format_exc()}")
     gc.freeze()

@@ -51,15 +51,20 @@ def compare(recorded: Mapping[str, Any], now: Mapping[str, Any], folder: str) ->
     Raises:
         ConfigError: with a line for each key that differs.
     """
-    keys = sorted(key for key in {*recorded, *now} if _differ(recorded.get(key), now.get(key)))
-    if keys:
-        lines = [f"  {key}: {shown(recorded.get(key))} -> {shown(now.get(key))}" for key in keys]
+    lines = differences(recorded, now)
+    if lines:
         raise ConfigError(
             f"the run must go on as what it was, and what is in {folder} is of another experiment:\n"
             + "\n".join(lines)
             + "\nPut these back, start another run with another run_id (in a script: "
             "run_dir), start over with resume=never, or go on all the same with resume=force."
         )
+
+
+def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """A line for each key in which two fingerprints differ."""
+    keys = sorted(key for key in {*one, *other} if _differ(one.get(key), other.get(key)))
+    return [f"  {key}: {shown(one.get(key))} -> {shown(other.get(key))}" for key in keys]
 
 
 def _differ(one: Any, other: Any) -> bool:

@@ -204,7 +204,7 @@ def _found(key: str, target: str) -> tuple[Callable[..., Any] | None, str]:
     """The callable of that name; or None, and why there is none."""
     try:
         found = locate(target)
-    except (ImportError, SyntaxError) as error:
+    except (ImportError, SyntaxError, SystemExit) as error:
         return None, f"{key}._target_={target} cannot be imported ({error}): correct the name, or the module it is in."
     if not callable(found):
         kind = type(found).__name__

@@ -184,6 +184,7 @@ def _run(train: Callable[[DictConfig], float | None], project: Path) -> int:
             return _job(train, cfg, failed)
 
     before = dict(os.environ)
+    stop_signals.hold()  # until the job begins
     start = hydra.main(version_base="1.3", config_path=str(project / "conf"), config_name="config")(job)
     try:
         recipes.register(project)
@@ -197,6 +198,7 @@ def _run(train: Callable[[DictConfig], float | None], project: Path) -> int:
     except (HydraException, OmegaConfBaseException, YAMLError, ValueError, TypeError, OSError) as error:
         return _report(hydra_messages.explained(error, project, sys.argv[1:]))
     finally:
+        stop_signals.release()
         table = sweep.conclude()
         if table:
             print(table)  # noqa: T201
@@ -212,6 +214,7 @@ def _job(train: Callable[[DictConfig], float | None], cfg: DictConfig, failed: l
     environment = dict(os.environ)
     code, status, told, result = 0, "failed", "", None
     try:
+        stop_signals.release()
         result = train(cfg)
         if is_in_sweep and result is not None and math.isnan(result):
             raise HarnessError(f"objective.metric={cfg.objective.metric} is nan at the end.")
@@ -232,10 +235,12 @@ def _job(train: Callable[[DictConfig], float | None], cfg: DictConfig, failed: l
         code, told = 1, traceback.format_exc()
         _say(told.rstrip())
     finally:
+        stop_signals.hold()
         # Lightning leaves the seed and settings of CUDA there, which are not the next job's.
         os.environ.clear()
         os.environ.update(environment)
-        if is_in_sweep:
+        refused = code == ConfigError.exit_code and Path(hydra_cfg.runtime.output_dir, "config.yaml").exists()
+        if is_in_sweep and not refused:  # the folder is that of another run, and left as it is
             objective = OmegaConf.select(cfg, "objective")
             job = Job(
                 *(hydra_cfg.job.num, status, code, objective.metric, objective.direction),

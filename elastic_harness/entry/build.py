@@ -46,17 +46,27 @@ def build(run: RunConfig) -> tuple[pl.LightningModule, pl.LightningDataModule, p
     Raises:
         ConfigError: a ``_target_`` or one of its arguments is wrong, or the data are.
     """
+    model, data = model_and_data(run)
+    callbacks = [_callback(name, node) for name, node in run.callbacks.items()]
+    logger = _instance("logger", run.logger, Logger) if run.logger else False
+    return model, data, _trainer(run, callbacks, logger)
+
+
+def model_and_data(run: RunConfig) -> tuple[pl.LightningModule, pl.LightningDataModule]:
+    """The module and the data module of a run, which fit each other.
+
+    Raises:
+        ConfigError: as for ``build``.
+    """
     check_targets(run)
     pl.seed_everything(run.seed, workers=True, verbose=False)
     model = _model(run)
-    data = _instance("data", run.data, pl.LightningDataModule)
-    callbacks = [_callback(name, node) for name, node in run.callbacks.items()]
-    logger = _instance("logger", run.logger, Logger) if run.logger else False
+    data: pl.LightningDataModule = _instance("data", run.data, pl.LightningDataModule)
     check = getattr(data, "check", None)
     if callable(check):
         with _input_errors("data", run.data["_target_"]):
             check(model)
-    return model, data, _trainer(run, callbacks, logger)
+    return model, data
 
 
 def objective(run: RunConfig, trainer: pl.Trainer) -> float | None:

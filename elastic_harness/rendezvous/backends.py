@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,6 +28,7 @@ PREFIX = "/elastic-harness"
 TTL_SECONDS = 600
 """How long a state in etcd outlives the last node that wrote it."""
 
+_NO_STORE = "something listens there that is no store of torch; if it is an etcd: rendezvous=etcd"
 _RETRY_SECONDS = 0.1
 _CONNECT_SECONDS = 1.0
 
@@ -80,14 +82,44 @@ def _c10d(config: RendezvousConfig, run_id: str, on_wait: Callable[[], None]) ->
         hosts = local and not answers(endpoint.host, endpoint.port)
         try:
             if hosts or answers(endpoint.host, endpoint.port):
-                store = TCPStore(endpoint.host, endpoint.port, None, hosts, timeout, wait_for_workers=False)
+                store = _store(endpoint, hosts, timeout, deadline, on_wait)
                 return StoreBackend(store, run_id, hosts)
         except (DistError, RendezvousConnectionError) as error:
             log.info("the store at %s: %s", endpoint, error)
         if time.monotonic() > deadline:
-            raise unreachable(config, TimeoutError(f"no answer for {config.join_timeout:g} s"))
+            there = answers(endpoint.host, endpoint.port)
+            raise unreachable(config, TimeoutError(_NO_STORE if there else f"no answer for {config.join_timeout:g} s"))
         on_wait()
         time.sleep(_RETRY_SECONDS)
+
+
+def _store(
+    endpoint: Endpoint, hosts: bool, timeout: timedelta, deadline: float, on_wait: Callable[[], None]
+) -> TCPStore:
+    """A store, made in a thread: its handshake with something else that listens there knows no timeout.
+
+    Raises:
+        DistError: it cannot be made.
+        RendezvousConnectionError: it was not made in time.
+    """
+    made: list[TCPStore | DistError] = []
+
+    def make() -> None:
+        try:
+            made.append(TCPStore(endpoint.host, endpoint.port, None, hosts, timeout, wait_for_workers=False))
+        except DistError as error:
+            made.append(error)
+
+    thread = threading.Thread(target=make, name="c10d-store", daemon=True)
+    thread.start()
+    while thread.is_alive() and time.monotonic() < deadline:
+        on_wait()
+        thread.join(_RETRY_SECONDS)
+    if not made:
+        raise RendezvousConnectionError(_NO_STORE)
+    if isinstance(made[0], DistError):
+        raise made[0]
+    return made[0]
 
 
 # -- etcd ----------------------------------------------------------------------------------------------------------

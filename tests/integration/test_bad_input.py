@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -79,3 +80,13 @@ def test_run_when_the_machines_name_does_not_resolve_then_it_trains_all_the_same
     done = subprocess.run([*RENAME, *train], capture_output=True, text=True, timeout=120, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "run" / "logs" / "agent_no-such-name.invalid.log").exists()
+
+
+def test_run_when_something_else_listens_at_the_endpoint_then_it_ends_in_time_and_says_so_r03(
+    start: Callable[..., Run],
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = f"rendezvous.endpoint=127.0.0.1:{silent.getsockname()[1]}"
+        run = start("elastic.max_nodes=2", "run_id=a", endpoint, "rendezvous.join_timeout=2")
+        run.finish(code=144, seconds=60)
+    assert "something listens there that is no store of torch; if it is an etcd: rendezvous=etcd" in run.stderr

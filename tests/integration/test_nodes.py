@@ -209,6 +209,26 @@ def test_nodes_when_a_newcomer_cannot_train_then_it_leaves_and_the_others_go_on(
     assert one.result["weights_sha256"] == undisturbed(start_node)["weights_sha256"]
 
 
+@pytest.mark.parametrize("other", ["data.batch_size=32", "seed=7", "optimizer.lr=0.2"])
+def test_nodes_when_one_would_train_something_else_then_it_is_refused_and_the_others_go_on(
+    start_node: StartNode, tmp_path: Path, other: str
+) -> None:
+    course = Gated(tmp_path, 5)
+    group = (*c10d(1, 2), *course.overrides)
+    one = start_node("one", "own_1", *group)
+    course.wait_at(5, one)
+    stranger = start_node("two", "own_2", *group, other)
+    stranger.finish(code=2)
+    key, _, value = other.partition("=")
+    assert (
+        f"run_id=run is a run of other nodes, and this node would train something else:\n  {key}: " in stranger.stderr
+    )
+    assert f" -> {value}\n" in stranger.stderr
+    course.open(5)
+    one.finish()
+    assert one.result["generations"] == 1
+
+
 def test_nodes_when_a_frozen_one_wakes_up_then_it_writes_nothing_into_the_run_of_the_others(
     start_node: StartNode, tmp_path: Path, etcd: Etcd
 ) -> None:

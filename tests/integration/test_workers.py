@@ -53,6 +53,12 @@ def test_worker_when_started_then_the_modules_module_had_been_imported(
     assert found["worker"] in run.workers()
 
 
+def test_run_when_the_module_computes_as_it_is_imported_then_workers_can_compute_too(start: Callable[..., Run]) -> None:
+    run = start("model._target_=computing.ComputingMLP", "trainer.max_epochs=1", OMP_NUM_THREADS="4")
+    run.finish()
+    assert run.result["restarts"] == 0
+
+
 def test_run_when_started_elsewhere_then_works_and_leaves_its_folder_there(
     start: Callable[..., Run], tmp_path: Path
 ) -> None:

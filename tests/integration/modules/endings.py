@@ -27,7 +27,7 @@ def fail(fault: str) -> None:
     """Do what the fault says: ``raise:TYPE``, ``exit:CODE``, ``signal:NAME``, ``collective`` or ``hang``."""
     kind, _, name = fault.partition(":")
     if kind == "raise":
-        raise {"OwnError": OwnError, "ValueError": ValueError}[name]("boom-7")
+        raise {"OwnError": OwnError, "StopIteration": StopIteration, "ValueError": ValueError}[name]("boom-7")
     if kind == "exit":
         sys.exit(int(name))
     if kind == "signal":
