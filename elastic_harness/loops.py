@@ -8,8 +8,7 @@ last hook, and what comes next is part of the state.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Any
 
@@ -70,14 +69,20 @@ class ElasticEpochLoop(_TrainingEpochLoop):
     def advance(self, data_fetcher: _DataFetcher) -> None:
         if self.resumed is Next.VALIDATION:
             return
-        with _not_the_end_of_data():
+        try:
             super().advance(data_fetcher)
+        except StopIteration as error:
+            _refuse_if_the_users(error)
+            raise
         if self._should_check_val_fx(data_fetcher):
             self.reach(Next.VALIDATION)
 
     def on_advance_end(self, data_fetcher: _DataFetcher) -> None:
-        with _not_the_end_of_data():
+        try:
             super().on_advance_end(data_fetcher)
+        except StopIteration as error:
+            _refuse_if_the_users(error)
+            raise
         self.resumed = None
         self.reach(Next.BATCH)
 
@@ -90,15 +95,10 @@ class ElasticEpochLoop(_TrainingEpochLoop):
         self.resumed = Next(following) if following else None
 
 
-@contextmanager
-def _not_the_end_of_data() -> Iterator[None]:
-    """A StopIteration of the user's code would end the epoch, on this worker alone."""
-    try:
-        yield
-    except StopIteration as error:
-        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-        if frame.f_code.co_filename == fetchers.__file__:
-            raise
+def _refuse_if_the_users(error: StopIteration) -> None:
+    """Lightning takes it for the end of the data; one of the user's code would end the epoch on this worker alone."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    if frame.f_code.co_filename != fetchers.__file__:
         raise RuntimeError(f"StopIteration was raised in {frame.f_code.co_name}") from error
 
 

@@ -20,7 +20,7 @@ def start(cwd: Path, *arguments: str, trace_imports: bool = False) -> subprocess
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--help"], "experiment: char_gpt, digits_mlp"),
+        (["--help"], "experiment: char_gpt, cifar_resnet"),
         (["+experiment=digits_mlp", "--cfg", "job"], "recipes.digits_mlp.module.DigitsMLP"),
     ],
 )

@@ -150,7 +150,7 @@ MORE = [
     Ending("a loader process is killed", faulty_loader("signal:SIGKILL"), 0, cause="a loader process of rank"),
     Ending("the process that forks the workers is killed", EPOCHS, 0, kill_zygote, cause="(the zygote) died"),
     Ending("the process that forks the workers is stopped, and a worker dies", EPOCHS, 0, stop_zygote),
-    Ending("a loader process stands still", (*faulty_loader("hang"), *WATCHED), 0, cause="dataloader.py"),
+    Ending("a loader process stands still", (*faulty_loader("hang"), *WATCHED), 0, cause="stood still in training"),
     Ending("a loader process raises", faulty_loader("raise:ValueError"), 0, cause="raised ValueError at"),
     Ending("a StopIteration in training", faulty("raise:StopIteration"), 0, cause="StopIteration was raised in fail"),
     Ending("a failure with `restart=never`", (*faulty("signal:SIGKILL"), "restart=never"), 1, cause="SIGKILL"),

@@ -94,6 +94,7 @@ Current thread 0x00007f2 (most recent call first):
   File "{top}", line 7 in wait
   File "/home/me/model.py", line 3 in training_step
   File "/x/elastic_harness/worker.py", line 80 in main
+  File "/home/me/train.py", line 21 in train
 """
 
 
@@ -112,4 +113,5 @@ Current thread 0x00007f2 (most recent call first):
 def test_stacks_when_read_then_the_training_thread_says_whether_it_waits_for_others(top: str, waits: bool) -> None:
     main = _main_thread(STACKS.format(top=top))
     assert main.lstrip().startswith(f'File "{top}"')
+    assert "train.py" not in main  # which the process was forked in
     assert (_WAITING.search(main.splitlines()[1]) is not None) is waits
