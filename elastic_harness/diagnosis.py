@@ -36,6 +36,7 @@ def first_failure(workers: Sequence[LocalWorker], read: Callable[[LocalWorker], 
     Raises:
         ConfigError: a worker saw that the input is bad.
     """
+    zygote.wake()
     deadline = time.monotonic() + _CULPRIT_SECONDS
     while True:
         ended = [each for each in workers if each.raised or not each.process.is_alive()]

@@ -117,6 +117,14 @@ def fork(process: ForkServerProcess, modules: Sequence[str] = ()) -> None:
         raise ZygoteDiedError from error
 
 
+def wake() -> None:
+    """Let a stopped zygote go on, which tells of the ends of its children."""
+    number = pid()
+    if number is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(number, signal.SIGCONT)
+
+
 def stop() -> None:
     """End the zygote at once, also in the middle of its imports."""
     number = pid()
