@@ -222,7 +222,9 @@ def main() -> None:
                 for name, happening in HAPPENINGS.items() if number < rounds else ():
                     place = Path(tempfile.mkdtemp(dir=folder))
                     with Cluster(side, place) as cluster:
-                        outcomes.setdefault((name, side), []).append(happening(cluster, moments))
+                        outcome = happening(cluster, moments)
+                    print(f"{side:22}{name:22}{outcome.kind:12}{outcome.seconds:8.2f}", file=sys.stderr)
+                    outcomes.setdefault((name, side), []).append(outcome)
     print_table(outcomes)
 
 
