@@ -211,7 +211,7 @@ def _preload(sys_path: list[str], modules: list[str]) -> None:
 
 
 def _import_all(modules: Sequence[str]) -> None:
-    _import(ALWAYS)
+    _import([*ALWAYS, *filter(importlib.util.find_spec, IF_INSTALLED)])
     torch: Any = sys.modules.get("torch")
     threads = torch.get_num_threads() if torch else 1
     if torch:
@@ -225,7 +225,7 @@ def _import(modules: Sequence[str]) -> None:
     # Looking for garbage meanwhile takes a fifth of the time; afterwards it would touch what all processes share.
     enabled = gc.isenabled()
     gc.disable()
-    for module in (*modules, *filter(importlib.util.find_spec, IF_INSTALLED)):
+    for module in modules:
         try:
             importlib.import_module(module)
         except (Exception, SystemExit):

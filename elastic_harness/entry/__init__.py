@@ -123,12 +123,12 @@ def parse_composed(cfg: DictConfig, problems: Sequence[str] = ()) -> RunConfig:
 def _contradicting_direction(cfg: DictConfig, hydra_cfg: HydraConf) -> list[str]:
     """A sweeper that looks for the worst."""
     chosen = (hydra_cfg.sweeper or {}).get("direction")
+    chosen = getattr(chosen, "name", chosen)  # it may be a member of an enumeration
     direction = OmegaConf.select(cfg, "objective.direction")
     right = {"max": "maximize", "min": "minimize"}.get(direction)
-    if chosen is None or right is None or getattr(chosen, "name", chosen) == right:
+    if None in (chosen, right) or chosen == right:
         return []
-    name = getattr(chosen, "name", chosen)
-    text = f"hydra.sweeper.direction={name} contradicts objective.direction={direction}"
+    text = f"hydra.sweeper.direction={chosen} contradicts objective.direction={direction}"
     return [f"{text}: use hydra.sweeper.direction={right}."]
 
 
