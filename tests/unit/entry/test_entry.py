@@ -102,7 +102,10 @@ def test_entry_when_the_input_is_bad_then_older_folders_stay(start: Start, tmp_p
     assert list(old.parent.iterdir()) == [old]
 
 
-def test_entry_when_hydra_runs_then_the_environment_is_left_alone(start: Start) -> None:
+def test_entry_when_hydra_runs_then_the_environment_is_left_alone(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "ERROR")  # the one that is set for good
     before = dict(os.environ)
     body = "import os; assert 'HYDRA_FULL_ERROR' not in os.environ"
     assert start(body, "+experiment=digits_mlp")[0] == 0
